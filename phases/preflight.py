@@ -14,20 +14,25 @@ from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.measure import against
 from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings, devices
-from phases.machine.nodes import falls_short, node_rows, pair_launches, pair_rows
+from phases.machine.bisection import bisection_rows, group_launches, next_launch
+from phases.machine.nodes import node_rows
 from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
-from runbook.records.evidence import PhaseEvidence
+from runbook.records.evidence import JUnitCase, PhaseEvidence
 
 _SANITY = "sanity"
-# Of each check the shipped test module, and what its tests show.
+# What the tests of each check show, and the shipped modules that hold them.
 _SANITY_TESTS = {
-    "equivalence": ("test_equiv_small", "path equivalence"),
-    "group_consistency": ("test_group_consistency", "group consistency"),
-    "whole_model": ("test_whole_model", "the whole model against the oracle"),
-    "documents": ("test_documents", "documents against their definition"),
-    "safeguards": ("test_safeguards", "stops, kept checkpoints and going on from one"),
+    "equivalence": ("path equivalence", "test_equiv_small"),
+    "group_consistency": ("group consistency", "test_group_consistency"),
+    "whole_model": ("the whole model against the oracle", "test_whole_model"),
+    "documents": ("documents against their definition", "test_documents"),
+    "safeguards": (
+        "stops, kept checkpoints and going on from one",
+        "test_safeguards",
+        "test_saves",
+    ),
 }
 
 
@@ -54,7 +59,7 @@ class Preflight(RowPhase):
                 context,
                 phase=self.name,
                 name=_SANITY,
-                modules=tuple(module for module, _ in _SANITY_TESTS.values()),
+                modules=[module for _, *modules in _SANITY_TESTS.values() for module in modules],
                 purpose="paths agree; heads of a group read alike; model, data and stops are right",
                 # Many tiny parallel regions: threads that wait for a busy core cost a minute.
                 env={"OMP_NUM_THREADS": "1"},
@@ -68,12 +73,12 @@ class Preflight(RowPhase):
                 name=ceilings.LAUNCH,
                 purpose="matrix product, copies and all-reduce of the devices themselves",
             ),
-            *pair_launches(context, self.name),
+            *group_launches(context, self.name),
         ]
 
-    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:
-        """Pairs of nodes are measured where all together fall short."""
-        return falls_short(Case(phase=self.name, evidence=evidence, context=context))
+    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> Sequence[str]:
+        """Groups of nodes are measured, one after the other, where all together fall short."""
+        return next_launch(Case(phase=self.name, evidence=evidence, context=context))
 
     def rows(self) -> Sequence[Row]:
         """Artifacts, checkout, software, hardware, state, settings, sanity, ceilings."""
@@ -82,13 +87,13 @@ class Preflight(RowPhase):
 
     def asked(self, context: PlanContext) -> Sequence[Row]:
         """On nodes of a cluster also the rows about them."""
-        own = (*node_rows(), *pair_rows(context)) if context.on_nodes else ()
+        own = (*node_rows(), *bisection_rows(context)) if context.on_nodes else ()
         return (*self.rows(), *own)
 
     def needed_on_nodes(self, context: PlanContext) -> tuple[str, ...]:
-        """That all nodes are there and alike; where a floor decides also which one is slow."""
+        """That all nodes are there and alike; where a floor decides also which one is sick."""
         floor = context.profile.limit(spec("ceiling_all_reduce_gb_s"))
-        rows = (*node_rows(), *(pair_rows(context) if floor.gated else ()))
+        rows = (*node_rows(), *(bisection_rows(context) if floor.gated else ()))
         return tuple(f"{self.name}.{row.what}" for row in rows if context.on_nodes)
 
     def details(self, case: Case) -> Judgement:
@@ -109,12 +114,15 @@ class Preflight(RowPhase):
         )
 
 
-def _passed(case: Case, *, module: str, shown: str) -> Finding:
-    found = judge_cases(case, _SANITY, shown, lambda test: module in test.classname)
+def _passed(case: Case, *, shown: str, modules: Sequence[str]) -> Finding:
+    def own(test: JUnitCase) -> bool:
+        return test.classname.rpartition(".")[2] in modules
+
+    found = judge_cases(case, _SANITY, shown, own)
     if found.code is not Reason.TEST_FAILED:
         return found
     broken = broken_tests(report_of(case, _SANITY).cases)
-    names = {test.name.partition("[")[0] for test in broken if module in test.classname}
+    names = {test.name.partition("[")[0] for test in broken if own(test)}
     topics = (topic for topic, known in table("playbook")["tests"].items() if names <= set(known))
     return replace(found, topic=next(topics, ""))
 
@@ -177,5 +185,8 @@ _ANSWERS: Mapping[str, Callable[[Case], Finding]] = {
     "host_settings": machine.host_settings,
     "needs": machine.needs,
     "prefill": machine.sequential_prefill,
-    **{what: partial(_passed, module=m, shown=shown) for what, (m, shown) in _SANITY_TESTS.items()},
+    **{
+        what: partial(_passed, shown=shown, modules=modules)
+        for what, (shown, *modules) in _SANITY_TESTS.items()
+    },
 }

@@ -76,11 +76,12 @@ class Regression(RowPhase):
             for side in order
         ]
 
-    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:
-        """True if the first rounds make a loss likely; not where they cannot be compared."""
+    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> Sequence[str]:
+        """The later rounds if the first make a loss likely; not where they cannot be compared."""
         case = Case(phase=self.name, evidence=evidence, context=context)
         decision = optional(lambda: _decide(*_paces(case)))
-        return decision is not None and decision.go_on
+        later = decision is not None and decision.go_on
+        return [one.name for one in self.plan(context) if one.conditional and later]
 
     def names(self, case: Case) -> Sequence[str]:
         """The launches of the first rounds, and of the later ones if they were started."""

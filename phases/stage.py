@@ -17,6 +17,7 @@ from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
 from phases.training import stability, toggles_row, training_rows
 from phases.training.gates import gates, selection
+from phases.training.goodput import goodput
 from phases.training.resuming import checkpoint_time, resumed, storage
 from runbook.config.phase import Judgement, Made, PlanContext
 from runbook.records import Launch
@@ -135,6 +136,7 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
         row.each("memory_limit", stability.memory_limit),
         row.together("storage", storage),
         row.together("checkpoint_time", checkpoint_time),
+        row.together("goodput", goodput),
         row.one("resumed", partial(resumed, first=_RUN, others=(_RESUMED,))),
     )
 
@@ -159,6 +161,7 @@ def _can_decide(what: str, profile: Profile) -> bool:
         "checkpoint_time": _gated(profile, "checkpoint_share"),
         "memory_limit": _gated(profile, "memory_gib"),
         "other_work": False,
+        "goodput": False,
     }
     return gated.get(what, True)
 

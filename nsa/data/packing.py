@@ -24,6 +24,8 @@ _GPT2_END_OF_TEXT = 50_256
 # r50k_base.tiktoken: the table of GPT-2's encoding in one file, as tiktoken itself checks it.
 GPT2_TABLE_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 GPT2_TABLE_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
+# More than it has, of a file that may be anything.
+_MOST_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ def _from_file(tiktoken: Any, path: Path) -> Any:
     from tiktoken_ext.openai_public import r50k_pat_str
 
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES)
     except OSError as error:
         raise DataError(f"data.tokenizer_file {path}: {error.strerror or error}") from error
     found = hashlib.sha256(data).hexdigest()

@@ -22,7 +22,9 @@ from nsa.step.engine import Engine
 from nsa.witness import oracle
 
 # More blocks than n_sel from S = 33 (65) on; l/d = 2 and l_sel/d = 4, as in production, in one.
+# No value is one that the trainer has by itself.
 SHAPE = {"dim": 24, "n_layers": 2, "n_heads": 6, "n_kv_groups": 2, "d_k": 8, "d_v": 6}
+SHAPE |= {"mlp_ratio": 2.0}
 CASES = {
     "avg, tied head": {
         "model": {**SHAPE, "tie_embeddings": True},
@@ -53,10 +55,12 @@ def config(case: str) -> ModelConfig:
     """What the trainer has to make of a case, from the file's words and not from its plan."""
     words = dict(CASES[case]["model"])
     layers, tied = words.pop("n_layers"), words.pop("tie_embeddings")
+    ratio = words.pop("mlp_ratio")
     return ModelConfig(
         vocab_size=VOCABULARY,
         n_layers=layers,
         attention=NSAConfig(**words, **CASES[case]["nsa"]),
+        mlp_ratio=ratio,
         tie_embeddings=tied,
     )
 

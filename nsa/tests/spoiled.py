@@ -26,7 +26,12 @@ SCALED = {**BATCHED, "NSA_SCALER_INIT_SCALE": "256"}
 
 
 def trainer(
-    folder: Path, *settings: str, precision: str = "fp32", save_every: int = 1, layers: int = 1
+    folder: Path,
+    *settings: str,
+    precision: str = "fp32",
+    save_every: int = 1,
+    layers: int = 1,
+    board: bool = False,
 ) -> Loop:
     """The loop of a new run of so many steps, in `folder`; a checkpoint after each, or so many.
 
@@ -42,7 +47,7 @@ def trainer(
     return Loop(
         Engine(plan, ranks),
         source=open_source(plan.config.data, plan.share),
-        tables=Tables(folder, rank=0, csv=True, aux=True, board=False),
+        tables=Tables(folder, rank=0, csv=True, aux=True, board=board),
         heartbeat=beat,
         termination=Termination(),
         run_dir=folder,

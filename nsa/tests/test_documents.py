@@ -6,9 +6,13 @@ parquet, none is among the files: the trainer refuses such files by name.
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from time import sleep
@@ -17,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from nsa.data.packing import open_source, open_tokenizer
+from nsa.data.packing import PackedSource, open_source, open_tokenizer
 from nsa.data.source import DEPTH, Batch, DataError, Source
 from nsa.settings import DataSection, Share
 from nsa.step.engine import Engine, StepOutcome
@@ -40,7 +44,7 @@ from nsa.tests.corpus import (
 )
 from nsa.tests.launched import MICRO_BATCHES, MIDDLE, SAVED, STEPS, launch
 
-HELD_OUT_BATCHES, RANKS = 3, (1, 2, 3)
+HELD_OUT_BATCHES, RANKS, CONFIG = 3, (1, 2, 3), 2
 # The reader looks every half second whether it is to end.
 SLOW_STEP_S = 0.8
 # Of GPT-2's encoding, where this machine has the package.
@@ -168,6 +172,32 @@ def test_a_long_text_is_encoded_as_a_whole(name: str, monkeypatch: pytest.Monkey
     assert open_tokenizer(name).encode(word * count) == wanted
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_text_is_cut_into_words_as_the_encoding_says(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of GPT-2: a word takes one blank before it with it, the others stay together."""
+    words = ["it", "'s", "  ", " b", "!?", " 12", "ab"]
+    ranks = [*(bytes([n]) for n in range(256)), *map(str.encode, words)]
+    ranks += [b"filler %d" % n for n in range(len(ranks), 50_256)]
+    table = tmp_path / "table"
+    lines = (f"{base64.b64encode(word).decode()} {n}\n" for n, word in enumerate(ranks))
+    table.write_text("".join(lines))
+    digest = hashlib.sha256(table.read_bytes()).hexdigest()
+    monkeypatch.setattr("nsa.data.packing.GPT2_TABLE_SHA256", digest)
+    wanted = {"byte": list("".join(words).encode()), "gpt2": list(range(256, 256 + len(words)))}
+    assert open_tokenizer(name, str(table)).encode("".join(words)) == wanted[name]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_half_of_a_sign_is_a_question_mark(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON can hold half of a surrogate pair, and web pages do."""
+    if name == "gpt2":
+        gpt2_by(monkeypatch, r"[\s\S]")
+    found = open_tokenizer(name).encode("a\ud83db")
+    assert bytes(found) in (b"a?b", "a\ufffdb".encode())
+
+
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)
 def test_evaluation_reads_what_is_held_out_and_the_same_each_time(
     corpus: Path, rank: int, ranks: int
@@ -201,17 +231,34 @@ def test_training_reads_on_beside_an_evaluation(
         source.close()
 
 
-def test_what_is_read_ahead_waits_for_a_slow_step(corpus: Path) -> None:
-    """A step of a large model takes longer than any time after which a reader may give up."""
+def test_what_is_read_ahead_waits_for_a_slow_step(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of a large model takes longer than any time after which a reader may give up.
+
+    Meanwhile it does not read on and on into memory.
+    """
     documents = documents_of(0, 1, held_out=False)
-    source = opened(corpus, 0, 1)
+    source, made = opened(corpus, 0, 1), []
     try:
         for number, wanted in enumerate(batches_of(documents, 3 * DEPTH)):
             assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
             if number == 0:
+                monkeypatch.setattr(PackedSource, "fetch", counted(made, PackedSource.fetch))
                 sleep(SLOW_STEP_S)
+                assert len(made) <= DEPTH + 1, f"{len(made)} batches are read ahead"
     finally:
         source.close()
+
+
+def counted(made: list[Batch], fetch: Callable[..., Batch]) -> Callable[..., Batch]:
+    """The same, and every batch is noted."""
+
+    def noting(*words: Any) -> Batch:
+        made.append(fetch(*words))
+        return made[-1]
+
+    return noting
 
 
 def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
@@ -243,6 +290,32 @@ def test_a_stream_is_read_as_it_comes(
             assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
     finally:
         source.close()
+
+
+def test_a_stream_that_breaks_off_is_not_at_its_end(
+    streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or training begins again with the first documents whenever the network fails."""
+
+    def broken(self: Stream) -> Iterator[dict[str, str | None]]:
+        yield from ({"text": text} for text in self.documents[:20])
+        raise ConnectionError("the other side is gone")
+
+    monkeypatch.setattr(Stream, "__iter__", broken)
+    source = opened(tmp_path, 0, 1, dataset="fineweb_edu")
+    try:
+        with pytest.raises(DataError, match="the other side is gone"):
+            for _ in range(epoch_batches(documents_of(0, 1, held_out=False))):
+                source.fetch()
+    finally:
+        source.close()
+
+
+def test_nothing_is_trained_on_in_place_of_documents_that_are_missing(tmp_path: Path) -> None:
+    """Unless the config asks for generated tokens then."""
+    words = ("--dataset", "local", "--set", f"data.local_path={tmp_path / 'nowhere'}")
+    _, ended = launch(tmp_path / "run", *words, code=CONFIG)
+    assert "nowhere: no such file or folder" in ended["reason"], ended
 
 
 @pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
@@ -309,8 +382,11 @@ def check_trained(
     assert len(trained) == len(wanted) - begun * MICRO_BATCHES, "steps left micro-batches out"
 
 
-def test_reading_does_not_go_on_in_other_files(corpus: Path, tmp_path: Path) -> None:
-    """A place among documents means nothing once one of them is another."""
+@pytest.mark.parametrize(("name", "old"), [("b/a.txt", b"abcdefghij"), ("b/aa.txt", b"")])
+def test_reading_does_not_go_on_in_other_files(
+    corpus: Path, tmp_path: Path, name: str, old: bytes
+) -> None:
+    """A place among documents means nothing once one of them is another, or a file is new."""
     folder = tmp_path / "corpus"
     shutil.copytree(corpus, folder)
     first = opened(folder, 0, 1)
@@ -318,11 +394,12 @@ def test_reading_does_not_go_on_in_other_files(corpus: Path, tmp_path: Path) -> 
         position = first.fetch().position
     finally:
         first.close()
-    other = folder / "b" / "a.txt"
-    other.write_bytes(other.read_bytes().replace(b"abcdefghij", b"abcdefghik", 1))
+    other = folder / name
+    content = other.read_bytes() if old else b""
+    other.write_bytes(content.replace(old, b"abcdefghik", 1))
     second = opened(folder, 0, 1)
     try:
-        with pytest.raises(DataError, match=r"a\.txt"):
+        with pytest.raises(DataError, match=re.escape(other.name)):
             second.seek(position)
     finally:
         second.close()

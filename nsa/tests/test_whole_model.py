@@ -286,6 +286,18 @@ def test_a_slice_of_a_layer_is_enough(case: str, seq_len: int, folder: Path) -> 
     assert distance(out[:, at + 1 - (at == seq_len - 1)], found.out) > MATTERS
 
 
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_the_model_has_the_shape_that_its_config_says(case: str, folder: Path) -> None:
+    """A value that is lost on the way is the trainer's own, which no other test would tell."""
+    found, wanted = built.build(case, "batched v2", folder).model, built.config(case)
+    assert all(layer.cfg == wanted.attention for layer in built.attentions(found))
+    shapes = [
+        {name: tuple(value.shape) for name, value in model.state_dict().items()}
+        for model in (found, NSALanguageModel(wanted))
+    ]
+    assert shapes[0] == shapes[1]
+
+
 @pytest.mark.parametrize("rows", ["few rows", "as many rows as in production"])
 def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: str) -> None:
     """Deviation 0.02; of what writes into the residual stream 0.02 / sqrt(2 layers), as in GPT-2.
@@ -293,7 +305,8 @@ def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: 
     All within six standard errors of a sample. The shares of a weight below each of its values are
     those of the normal distribution within what Dvoretzky, Kiefer and Wolfowitz allow with 1e-9.
     """
-    cfg = built.config("mlp, own head")
+    # Three layers: of two, 1 / layers would be 1 / sqrt(2 layers).
+    cfg = replace(built.config("mlp, own head"), n_layers=3)
     if rows != "few rows":
         heads = replace(cfg.attention, n_heads=24, d_k=64, d_v=64)
         cfg = replace(cfg, vocab_size=4096, mlp_ratio=128.0, attention=heads)

@@ -151,11 +151,13 @@ def _ranges(seen: Seen) -> Evidence:
 def _needs_no_host(cfg: NSAConfig, version: Ranges) -> bool:
     """Do the ranges come about without a look at a number?
 
-    Inside of `vmap` tensors have none to look at. What it cannot run as one, it warns of.
+    Inside of `vmap` tensors have none to look at. What it cannot run as one, it warns of. Other
+    warnings stay warnings: a save may be under way in a thread of its own, and filters are global.
     """
     blocks = torch.zeros(2, 1, 1, cfg.n_kv_groups, cfg.n_sel, dtype=torch.int64)
     try:
-        with warnings.catch_warnings(action="error"):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="There is a performance drop")
             torch.func.vmap(lambda one: build_ranges(one, cfg, version))(blocks)
     except (NotImplementedError, RuntimeError, UserWarning):
         return False

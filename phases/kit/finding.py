@@ -9,7 +9,7 @@ from typing import Any
 
 from nsa.contract import HEARTBEATS
 from runbook.config.limits import Limit
-from runbook.records import Kind, LaunchStatus, Measurement, Outcome, Reason
+from runbook.records import Confidence, Kind, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.text import listed
 
@@ -20,9 +20,9 @@ class Finding(Exception):
 
     An answer returns it; a guard raises it where a row's question has none. `topic` names the
     playbook entry that fixes it; the row's own topic is the default. `follows` as in `Check`: a
-    launch, another check, a phase, or what the machine does not have. So are `title` and `clue`.
-    A number that a `limit` was held against names all its files as evidence, any other one the
-    first.
+    launch, another check, a phase, or what the machine does not have. So are `title`, `clue`,
+    `nodes` and `confidence`. A number that a `limit` was held against names all its files as
+    evidence, any other one the first.
     """
 
     outcome: Outcome
@@ -36,6 +36,8 @@ class Finding(Exception):
     follows: str = ""
     title: str = ""
     clue: str = ""
+    nodes: Sequence[str] = ()
+    confidence: Confidence = Confidence.NONE
 
     def __post_init__(self) -> None:
         files = self.measurement.sources if self.measurement else ()

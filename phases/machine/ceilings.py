@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -19,7 +20,7 @@ from phases.kit.finding import Finding, ending, invalid, missing, skipped, whole
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowsOf
 from phases.machine.devices import require_gpu
-from runbook.records import Measurement, Outcome, Reason
+from runbook.records import Confidence, Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 
 # Fewer are no median.
@@ -40,7 +41,7 @@ class CeilingsError(ValueError):
 class Measured:
     """One number of one rank: `rate` in `unit`, from the median of `repeats` times of a call.
 
-    size: of a call, the side of its matrices or its bytes.
+    size: of a call, the side of its matrices or its bytes. wrong: what is wrong with its results.
     """
 
     rank: int
@@ -53,6 +54,7 @@ class Measured:
     repeats: int
     size: int
     how: str
+    wrong: str = ""
 
     @property
     def where(self) -> str:
@@ -83,7 +85,11 @@ def _all_ranks(document: Mapping[str, Any], nproc: int) -> list[Mapping[str, Any
     if not ranks:
         raise CeilingsError(f"{CEILINGS_JSON} has no usable list `ranks`")
     seen = [one.get("rank") for one in ranks]
-    if sorted(seen, key=str) != list(range(nproc)) or document.get("world_size") != nproc:
+    # As text: a damaged one may not be a number.
+    if (
+        sorted(seen, key=str) != sorted(range(nproc), key=str)
+        or document.get("world_size") != nproc
+    ):
         raise CeilingsError(
             f"{CEILINGS_JSON} tells of ranks {seen} and world_size {document.get('world_size')}, "
             f"the launch has {nproc} ranks"
@@ -124,6 +130,7 @@ def _measured(rank: Mapping[str, Any], what: Ceiling, nproc: int) -> Measured:
         repeats=len(times),
         size=size,
         how=how,
+        wrong=one.get("wrong") or "",
     )
 
 
@@ -232,17 +239,38 @@ def _row(
         require(case)
         found = measured(case, what)
         value = as_measurement(case, what, found[0])
+        small = measured(case, Ceiling.LATENCY) if what is Ceiling.ALL_REDUCE else []
+        if sick := [one for one in (*found, *small) if one.wrong]:
+            more = f" ({len(sick) - 1} more are wrong)" if len(sick) > 1 else ""
+            text = f"{sick[0].wrong}, says {sick[0].where}{more}"
+            return _bad_card(text, measurement=value, **_nodes_of(case, what, sick))
         if impossible := _not_measured(case, what, found):
             return invalid(Reason.NOT_PLAUSIBLE, impossible, measurement=value, topic="ceilings")
         if unlike := _unlike(case, what, found):
-            return invalid(Reason.WRONG_ENVIRONMENT, unlike, measurement=value)
+            behind = [one for one in found if one.rate < CARDS_ALIKE * found[-1].rate]
+            where = _nodes_of(case, what, behind)
+            return invalid(Reason.WRONG_ENVIRONMENT, unlike, measurement=value, **where)
         text = _text(found)
-        if what is Ceiling.ALL_REDUCE:
-            slow = max(measured(case, Ceiling.LATENCY), key=lambda one: one.seconds)
-            text += f"; a small one takes {slow.seconds * 1e6:.0f} us"
-        return against(value, case.limit(limit), text, beyond=_bad_card)
+        if small:
+            text += f"; a small one takes {max(one.seconds for one in small) * 1e6:.0f} us"
+        floor = case.limit(limit)
+        slow = [one for one in found if not floor.holds(one.rate)]
+        beyond = partial(_bad_card, **_nodes_of(case, what, slow))
+        return against(value, floor, text, beyond=beyond)
 
     return answer
+
+
+def _nodes_of(case: Case, what: Ceiling, sick: Sequence[Measured]) -> dict[str, Any]:
+    """Of a finding about these ranks' own devices, the nodes that they ran on.
+
+    None where no node is without one, or of what all ranks do together: that is no node's own.
+    """
+    ran = {one.rank: one.node for one in _launch(case)[0].result.ranks if one.node}
+    nodes = tuple(dict.fromkeys(ran[one.rank] for one in sick if one.rank in ran))
+    if what is Ceiling.ALL_REDUCE or set(nodes) == set(ran.values()):
+        return {}
+    return {"nodes": nodes, "confidence": Confidence.CONFIRMED}
 
 
 def _text(found: Sequence[Measured]) -> str:

@@ -72,7 +72,7 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     value = file_value(launch, "resources", f"{what}_growth", first.more, unit, n=len(looks))
     # Memory that is not told may be a leak too; which of both lies is the first question.
     code, topic = (
-        (Reason.UNBALANCED, "accounts") if first.what == "rss_mib" else (Reason.LEAK, "leak")
+        (Reason.UNBALANCED, "accounts") if first.what == "rss_mib" else (Reason.LEAK, "held")
     )
     return failed(code, reason, measurement=value, topic=topic, title=first.title)
 

@@ -12,6 +12,7 @@ from hashlib import sha256
 
 from markupsafe import Markup
 
+from reports.formats.nodes import accused_of
 from reports.plots.bars import Interval, Timeline
 from reports.plots.traces import Traces
 from reports.summary import summarize
@@ -34,7 +35,13 @@ def render_details(record: RunRecord, _: Screen) -> str:
 def _markdown(template: str, record: RunRecord) -> str:
     view = build_view(record)
     page = template_environment(html=False).get_template(template)
-    return page.render(run=record, view=view, summary=summarize(view), permit=permit_of(record))
+    return page.render(
+        run=record,
+        view=view,
+        summary=summarize(view),
+        permit=permit_of(record),
+        nodes=accused_of(record),
+    )
 
 
 def render_html(record: RunRecord, _: Screen) -> str:
@@ -47,6 +54,7 @@ def render_html(record: RunRecord, _: Screen) -> str:
         view=view,
         summary=summarize(view),
         permit=permit_of(record),
+        nodes=accused_of(record),
         figures=figures(record),
         style=style,
         script=script,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from reports.causes import Cause
+from reports.formats.nodes import accused_of
 from reports.text import check_value, limit_text, one_line
 from reports.view import STEPS, PhaseView, ReportView, build_view, permit_of
 from runbook.console import rendered, style_of, table_of, whole
@@ -44,6 +45,9 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
 def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
     yield from _verdict(view)
     yield from _causes(view, screen)
+    for one in accused_of(view.record):
+        text = f"{one['node']} ({one['confidence']})  {one['command']}"
+        yield whole(f"    node   {one_line(text)}")
     if view.record.verdict is Verdict.GO and view.record.exports:
         pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         yield whole(f"export {' '.join(pairs)}")

@@ -133,9 +133,16 @@ class Phase(ABC):
         """May a scheduled launch stop after the blocks in `log`? Pure; asked after each block."""
         return False
 
-    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> bool:  # noqa: ARG002
-        """Do the conditional launches start? Pure; asked once, before the first of them."""
-        return False
+    def needs_more(
+        self,
+        evidence: PhaseEvidence,  # noqa: ARG002
+        context: PlanContext,  # noqa: ARG002
+    ) -> Sequence[str]:
+        """Names of the conditional launches that start next, in the plan's order.
+
+        Pure; asked again with what they left, until it names none that has not run.
+        """
+        return ()
 
 
 class Made(Phase):

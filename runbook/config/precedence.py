@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from filecmp import cmp
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,7 +156,7 @@ def config_name(text: str) -> str:
     shipped = data_path("configs") / name
     if not path.is_file():
         return name if shipped.is_file() else text
-    if shipped.is_file() and shipped.read_bytes() == path.read_bytes():
+    if shipped.is_file() and (shipped.samefile(path) or cmp(shipped, path, shallow=False)):
         return name
     return str(path.absolute())
 

@@ -118,11 +118,12 @@ class PhaseRun:
             profile = self.state.setup.profile.name
             keep_accepted(self.state.run_root, self.phase.name, self.entries, profile=profile)
         evidence = self._evidence()
-        more = [launch for launch in launches if launch.conditional]
-        if more and self.phase.needs_more(evidence, self.context):
-            self.state.observer.note(f"{self.phase.name}: {len(more)} more launches are needed")
-            for launch in more:
-                self._launch(launch)
+        more = {launch.name: launch for launch in launches if launch.conditional}
+        while names := [n for n in self.phase.needs_more(evidence, self.context) if n in more]:
+            count = "one more launch is" if len(names) == 1 else f"{len(names)} more launches are"
+            self.state.observer.note(f"{self.phase.name}: {count} needed")
+            for name in names:
+                self._launch(more.pop(name))
             evidence = self._evidence()
         self.ran = what_ran(evidence)
         if load := load_of(one.load for one in evidence.launches.values()):

@@ -33,11 +33,12 @@ from runbook.folder.manifest import artifact_records, load_record, write_manifes
 from runbook.launch import stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.inputs import remove_checkouts
+from runbook.launch.launcher_api import launcher
 from runbook.launch.observer import Observer
 from runbook.machine import git
 from runbook.machine.identity import identity, package_folders
 from runbook.records import PhaseRecord, RunRecord, Verdict
-from runbook.records.run import PACKAGE_PATH, PROGRAM, Screen
+from runbook.records.run import PACKAGE_PATH, PROGRAM, TAKES_OUT, Screen
 
 _SHORT_SHA = 7
 _TRIES = 100
@@ -262,7 +263,7 @@ def write_out(journal: Journal, run_root: Path, observer: Observer) -> RunRecord
 
 
 def _skeleton(setup: Setup, run_id: str) -> RunRecord:
-    profile, plan = setup.profile, setup.profile.plan
+    profile, plan, options = setup.profile, setup.profile.plan, setup.options
     return RunRecord(
         tool_version=__version__,
         run_id=run_id,
@@ -274,16 +275,17 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         reasons=(),
         started_at=utc_text(),
         finished_at=None,
-        command=setup.options.command,
+        command=options.command,
         settings=setup.given,
         sources=setup.sources,
         config_before=config_before(setup),
-        options=setup.options.document(),
+        options=options.document(),
         environment={
             **identity(),
             PACKAGE_PATH: str(package_folders()["nsa"]),
             **({"plan": plan.name, "behind": plan.go or "no GO"} if plan else {}),
             **({PROGRAM: called} if (called := _how_to_type()) else {}),
+            **({TAKES_OUT: typed} if (typed := launcher(options.launcher).takes_out()) else {}),
         },
         required=setup.required,
         phases=(),

@@ -196,6 +196,7 @@ class Attempt:
                 where=place.where,
             )
             evidence += [path for path in found if path not in evidence]
+            exits = tuple(one.model_copy(update={"node": place.where(one.rank)}) for one in exits)
             pids = {state.pid: state.rank for state in states if state.pid is not None}
             end = with_kernel_log(end, after.kernel, slots=after.slots, pids=pids)
             node = "" if end.culprit_rank is None else place.where(end.culprit_rank)
@@ -234,6 +235,7 @@ class Attempt:
             notes=(*watched.notes, *watched.live_status.notes, *notes),
             stopped_at=stopped_at(self.run_dir, end),
             stopped=watched.stopped,
+            node=end.node,
         )
 
 
@@ -256,7 +258,8 @@ def with_kernel_log(
     for line in seen:
         if line.xid is not None and is_hardware_fault(line.xid) and "Nonfatal" not in line.text:
             cause = f"{_said(line)}; {XIDS[line.xid].remedy} ({end.cause})"
-            return replace(end, status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+            status = LaunchStatus.HARDWARE_ERROR
+            return replace(end, status=status, cause=cause, node=line.node)
     killed = next((line for line in lines if line.pid in pids), None)
     if killed is not None and killed.pid is not None and end.status is LaunchStatus.CRASHED:
         rank = pids[killed.pid]
@@ -269,5 +272,6 @@ def with_kernel_log(
 
 
 def _said(line: KernelLine) -> str:
+    on = f"node {line.node}, " if line.node else ""
     where = f"GPU {line.pci[0]}: " if line.pci else ""
-    return f"{where}{describe(line.xid or 0)}"
+    return f"{on}{where}{describe(line.xid or 0)}"

@@ -145,15 +145,17 @@ def completed(launch: Launch, *, must_exist: bool = False) -> Launch:
     if launch.kind == "pytest":
         return launch.model_copy(update={"argv": (*launch.argv, *_pytest_options())})
     named = _named_config(launch)
-    # A checkout of a commit has a config of its own under that name; the experiment is ours.
-    if not named or (Path(named).is_file() and not must_exist and not launch.commit):
-        return launch
     try:
-        return _with_config(launch, str(resolve_config(named)))
+        path = resolve_config(named) if named else None
     except RunbookError:
         if must_exist:
             raise
         return launch
+    # A checkout of a commit has a config of its own under that name; the experiment is ours.
+    short = Path(named).is_file() and not must_exist and not launch.commit
+    if path is None or (short and path.samefile(named)):
+        return launch
+    return _with_config(launch, str(path))
 
 
 def _named_config(launch: Launch) -> str:
@@ -268,18 +270,20 @@ def _copy_of(run_root: Path, name: str) -> Path:
 
 
 def resolve_config(name: str) -> Path:
-    """The trainer config of this name: a file where the user is, or a shipped one.
+    """The trainer config of this name: a shipped one, or a file where the user is.
+
+    In this order: a profile means ours, whatever lies in the folder in which somebody stands. One
+    that a person typed is named by its whole path (`config_name`).
 
     Raises `RunbookError` if there is neither.
     """
-    path = Path(name)
-    if path.is_file():
-        return path.resolve()
-    shipped = data_path("configs")
+    path, shipped = Path(name), data_path("configs")
     relative = path.relative_to("configs") if path.parts[:1] == ("configs",) else path
     candidate = (shipped / relative).resolve()
     if candidate.is_relative_to(shipped.resolve()) and candidate.is_file():
         return candidate
+    if path.is_file():
+        return path.resolve()
     known = ", ".join(sorted(p.name for p in shipped.glob("*.yaml")))
     raise RunbookError(f"no trainer config {name!r}; shipped are: {known}")
 

@@ -141,6 +141,12 @@ class LauncherKind(Protocol):
     def printed(self, launch: Launch, setup: Setup) -> str:
         """What a person types to start the launch so, in lines."""
 
+    def takes_out(self) -> str:
+        """What a person types so that `{node}` gets no more work because of `{reason}`.
+
+        Empty where there is only this machine.
+        """
+
 
 @lru_cache(maxsize=8)
 def launcher(name: str) -> LauncherKind:

@@ -204,6 +204,10 @@ class Local:
         """As in `LauncherKind`."""
         return pasteable(launch).lines
 
+    def takes_out(self) -> str:
+        """As in `LauncherKind`."""
+        return ""
+
 
 def other_launchers() -> list[str]:
     """The names of the launchers that do not run everything on this machine."""

@@ -132,13 +132,27 @@ class JUnitReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SetAside:
+    """A start of a launch that does not count: cut off, tried again, or repeated.
+
+    Times in s since the epoch: when it was started, when its first rank ended its first step (None
+    if it ended none), and that rank's last word.
+    """
+
+    folder: str
+    began: float
+    first_step: float | None
+    ended: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchEvidence:
     """One launch: the plan, the end, and what its run directory holds (None where it is absent).
 
     Of a trainer of one's own, `training` is its log, `ranks` when that grew, `processes` its
     processes with their memory, and `last_steps` what ranks with heartbeats of their own told.
-    `files` has path and digest of each file that is there, by the name of its field, `console` and
-    `trace`.
+    `aside` are its earlier starts. `files` has path and digest of each file that is there, by the
+    name of its field, `console` and `trace`.
     """
 
     launch: Launch
@@ -164,6 +178,7 @@ class LaunchEvidence:
     resources: pd.DataFrame | None = None
     last_steps: Mapping[int, int | None] = field(default_factory=dict)
     halted: bool = False
+    aside: tuple[SetAside, ...] = ()
     problems: tuple[str, ...] = ()
 
     def path(self, kind: str) -> str:

@@ -241,10 +241,13 @@ class End:
     cause: str = ""
     culprit_rank: int | None = None
     kind: Kind = Kind.NONE
+    node: str = ""
 
 
 class RankExit(Sparse):
     """One rank's end, from its last heartbeat and from its parent's wait.
+
+    node: the one that it ran on; empty where there is only this machine.
 
     said_s: time between two of its steps by the rank's own clock. watched_s: time between their
     arrivals at the launcher, by the launcher's clock. wall_gap_s: how far the times of day that it
@@ -256,7 +259,9 @@ class RankExit(Sparse):
     waited in a queue.
     """
 
-    unsaid: ClassVar[tuple[str, ...]] = ("away_s", "apart_s", "cpu_apart_s")
+    unsaid: ClassVar[tuple[str, ...]] = (
+        "away_s", "apart_s", "cpu_apart_s", "node"
+    )  # fmt: skip
 
     rank: int = Field(ge=0)
     code: int | None
@@ -270,6 +275,7 @@ class RankExit(Sparse):
     cpu_apart_s: float | None = None
     late_rows: dict[str, int] = Field(default_factory=dict)
     away_s: float = Field(default=0.0, ge=0)
+    node: str = ""
 
 
 class Begun(Record):
@@ -295,7 +301,7 @@ class Stopped(Record):
     mono: float | None = None
 
 
-class LaunchResult(Record):
+class LaunchResult(Sparse):
     """How a launch ended, and which rank is to blame if it ended badly.
 
     `steps` is what the attempt that counts was asked for: a retry may take fewer than the plan.
@@ -303,8 +309,11 @@ class LaunchResult(Record):
     says why one was not started, in the terms of `Check.follows`. `begun`: the checkpoint that it
     was told to go on from. `stopped_at`: the innermost functions of its own in which the culprit
     of a hang was (`file.py:12 in name`), the innermost first. `stopped`: when it was told to end as
-    planned; None where it was not, or not before it ended by itself.
+    planned; None where it was not, or not before it ended by itself. `node`: the one of a cluster
+    that failed or was lost, or of a good end the one that was late in every step.
     """
+
+    unsaid: ClassVar[tuple[str, ...]] = ("node",)
 
     status: LaunchStatus
     kind: Kind = Kind.NONE
@@ -323,6 +332,7 @@ class LaunchResult(Record):
     begun: Begun | None = None
     stopped_at: tuple[str, ...] = ()
     stopped: Stopped | None = None
+    node: str = ""
 
     @property
     def ok(self) -> bool:

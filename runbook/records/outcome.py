@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from runbook.errors import ProgramExit
-from runbook.records.measurement import Measurement, Record, Scalar
+from runbook.records.measurement import Measurement, Scalar, Sparse
 
 # Between the steps of a remedy.
 STEP = "; "
@@ -104,6 +105,20 @@ class Verdict(StrEnum):
         return ProgramExit[self.name]
 
 
+class Confidence(StrEnum):
+    """What speaks against a node that a check or the end of a launch names.
+
+    CONFIRMED: measured on the node itself, or with and without it.  REPORTED: one source says so,
+    such as its facts, its kernel or its silence.  SUSPECTED: it is late in every step, which code
+    or load can cause as well.
+    """
+
+    NONE = ""
+    CONFIRMED = "confirmed"
+    REPORTED = "reported"
+    SUSPECTED = "suspected"
+
+
 class Comparator(StrEnum):
     """How the value is held against the limit."""
 
@@ -116,7 +131,7 @@ class Comparator(StrEnum):
     NONE = ""
 
 
-class Check(Record):
+class Check(Sparse):
     """A question, what was measured, the limit with its source, and what follows.
 
     An outcome other than PASS or SKIPPED must name a remedy; only a measured value can PASS
@@ -130,7 +145,11 @@ class Check(Record):
     number. `clue` says what the evidence shows of the cause. `first_command` is what the remedy
     has typed before anything else: a program that shows the machine, or the phase again with a
     setting that tells more; empty where it has none.
+
+    `nodes` are those of a cluster that it holds to be at fault, with what speaks against them.
     """
+
+    unsaid: ClassVar[tuple[str, ...]] = ("nodes", "confidence")
 
     id: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_.]+$")
     phase: str
@@ -150,6 +169,8 @@ class Check(Record):
     title: str = ""
     clue: str = ""
     first_command: str = ""
+    nodes: tuple[str, ...] = ()
+    confidence: Confidence = Confidence.NONE
 
     @property
     def left_out(self) -> bool:

@@ -36,6 +36,10 @@ PACKAGE_PATH = "package.path"
 PROGRAM = "program"
 
 
+# What takes a node out of the cluster that the run was on, by its launcher (`takes_out`).
+TAKES_OUT = "takes_out"
+
+
 class LaunchEntry(Record):
     """A planned launch beside its result."""
 

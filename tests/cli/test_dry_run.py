@@ -74,6 +74,18 @@ def test_what_holds_later_phases_back_is_told(
     assert re.findall(r"^# guard    (.*)$", shown, flags=re.MULTILINE) == ([told] if told else [])
 
 
+@pytest.mark.parametrize("command", ["run", "launch"])
+def test_a_hint_names_no_option_that_the_command_lacks(tmp_path: Path, command: str) -> None:
+    words = (command, "--dry-run", "--profile", "a100x2_pcie4")
+    shown = inside(*words, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9").out
+    assert "duration not known yet" in shown
+    hints = "\n".join(line for line in shown.splitlines() if line.startswith("#"))
+    own = re.sub(r"runbook \w+ [^;`\n]*", "", hints)
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", own))
+    known = {flag for one in COMMANDS[command].parser()._actions for flag in one.option_strings}
+    assert named and named <= known
+
+
 def test_never_a_verdict(plan: str) -> None:
     assert not VERDICTS.search(plan)
     assert VERDICTS.search("baseline PASSED"), "the pattern can find one"

@@ -59,7 +59,9 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_told(
     assert "changed since the run: baseline: a symbolic link; see runbook verify" in ended.err
 
 
-@pytest.mark.parametrize("fmt", ["terminal", "md", "details", "html", "junit", "ctrf", "github"])
+@pytest.mark.parametrize(
+    "fmt", ["terminal", "md", "details", "html", "junit", "ctrf", "nodes", "github"]
+)
 def test_no_format_shows_the_go_that_was_written_into_the_record(
     finished: Path, tmp_path: Path, fmt: str
 ) -> None:
@@ -160,12 +162,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_each_format_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.executes("runbook export")
+def test_each_format_in_a_file(folder: Path) -> None:
     (folder / "x.prom").write_text("old")
     old = (folder / "x.prom").stat().st_ino
-    assert main(["export", "--to", "csv", "x.csv"]) == 0
-    assert main(["export", "--to", "prometheus", "x.prom"]) == 0
-    assert capsys.readouterr().out == "x.csv\nx.prom\n"
+    for fmt, name in (("csv", "x.csv"), ("prometheus", "x.prom")):
+        ended = inside("export", "--to", fmt, name, cwd=folder)
+        assert (ended.code, ended.out) == (0, f"{name}\n")
     assert (folder / "x.csv").read_text().startswith("run_id,")
     assert 'runbook_verdict{verdict="GO"} 1.0\n' in (folder / "x.prom").read_text()
     # Replaced, not written into: a collector never reads half a file.
@@ -196,6 +199,7 @@ def test_without_the_package_the_error_says_what_to_install(folder: Path) -> Non
 PHASES = registry.phases()
 
 
+@pytest.mark.executes("runbook phases")
 def test_phases_for_machines(tmp_path: Path) -> None:
     ended = inside("phases", "--json", cwd=tmp_path)
     assert ended.err == ""

@@ -34,7 +34,7 @@ phases:
     checks: [completed, accounts, heartbeats, past_step_5, loss_finite, toggles_effective, gates]
   extended: {checks: [completed, as_planned, loss_finite, plausible, accounts, gates, resumed]}
   production:
-    checks: [completed, ranks_alive, as_planned, accounts, gradients, heartbeats, checkpoint_time]
+    checks: [completed, ranks_alive, as_planned, accounts, gradients, checkpoint_time, goodput]
 """
 WORDS = ("--profile", "cpu", "--steps-scale", "0.02", "--out", "runs")
 
@@ -133,6 +133,9 @@ def test_a_launch_that_was_cut_off_twice_goes_on(run: Path) -> None:
     resumed = next(check for check in record.checks() if check.id == "extended.resumed")
     assert resumed.outcome is Outcome.PASS
     assert "steps 196 to 200 give the same losses, bit for bit; the check" in resumed.reason
+    spent = next(check for check in record.checks() if check.id == "production.goodput")
+    assert spent.measurement and 0.01 < float(spent.measurement.value) < 0.5, spent.reason
+    assert "in 4 start(s); shown, not gated" in spent.reason and ", lost 0 s" not in spent.reason
     assert list(run.glob("production/leg*/tb/*")), "TensorBoard is on in production only"
     assert not list(run.glob("smoke/run/tb/*"))
 
@@ -162,6 +165,7 @@ def test_a_typo_of_this_shell_is_told_before_a_go_is_asked_for(
     assert "NSA_ACUM" in other.err and "no plan 'prod' (did you mean 'production'?)" in other.err
 
 
+@pytest.mark.executes("runbook launch --dry-run")
 def test_a_refused_start_names_all_that_its_dry_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

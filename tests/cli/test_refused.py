@@ -67,6 +67,13 @@ watch other --once -> nothing to read:
 inspect nosuch -> no run 'nosuch'
 inspect pipe.yaml -> save it as a file
 run --profile ./pipe.yaml --dry-run -> save it as a file
+run --profile ./sparse/run.json --dry-run -> has 1099511627776 bytes, at most 67108864 are read
+launch --plan ./sparse/run.json --dry-run -> has 1099511627776 bytes, at most 67108864 are read
+CONFIG=HERE/sparse/run.json run --profile cpu --dry-run -> longer than 1048576 characters
+launch --config sparse/run.json --profile cpu --dry-run -> longer than 1048576 characters
+verify sparse -> sparse/run.json cannot be read: has 1099511627776 bytes, at most 67108864 are read
+judge sparse -> sparse/run.json cannot be read: has 1099511627776 bytes, at most 67108864 are read
+report sparse -> sparse/run.json cannot be read: has 1099511627776 bytes, at most 67108864 are read
 run --out taken --dry-run -> --out taken: is a file, not a folder
 run --phase '' --profile cpu --dry-run -> --phase: expected a value, not ''; see runbook run
 run --phase smoke --dry-run -> the plan has it: `runbook launch --until smoke`
@@ -104,7 +111,7 @@ NSA_DDP_BUCKET_MB=1 launch --profile cpu -> --set NSA_DDP_BUCKET_MB=1; or train
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder with a run, a pipe, a plan that does not hold together, a file and a folder."""
+    """A run, one whose record has no end, a pipe, a plan that is wrong in itself, and others."""
     run = tmp_path / "artifacts" / RUN
     run.mkdir(parents=True)
     write_record(run, samples.go())
@@ -113,6 +120,9 @@ def here(tmp_path: Path) -> Path:
     (tmp_path / "taken").write_text("")
     (tmp_path / "other").mkdir()
     os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "sparse").mkdir()
+    (tmp_path / "sparse/run.json").touch()
+    os.truncate(tmp_path / "sparse/run.json", 1 << 40)
     return tmp_path
 
 
@@ -129,7 +139,7 @@ def refused(here: Path, *words: str, **variables: str) -> Ended:
 @pytest.mark.parametrize("case", CASES.strip().splitlines())
 def test_one_slip_is_one_problem(here: Path, case: str) -> None:
     """What it was typed for is not called missing as well."""
-    typed, told = case.replace("RUN", RUN).split(" -> ")
+    typed, told = case.replace("HERE", str(here)).replace("RUN", RUN).split(" -> ")
     words = shlex.split(typed)
     variables = [word for word in words if ENVIRONMENT.match(word)]
     shell = dict(word.split("=") for word in variables)

@@ -315,8 +315,8 @@ def test_what_may_be_meant_has_never_fewer_gpus_than_were_typed(typed: str, mean
     assert f"no profile {typed!r}{meant}{rest}" in str(caught.value)
 
 
-def test_the_cpu_profile_trains_with_two_micro_batches_in_a_required_phase() -> None:
-    """What goes wrong with accumulation shows only where there is some."""
+def test_the_cpu_profile_trains_with_three_micro_batches_in_a_required_phase() -> None:
+    """The first, the last, and one between them, which two would not have."""
     profile = load_profile("cpu")
-    assert profile.phases["nvtx"].env["NSA_ACCUM"].value == "2"
+    assert profile.phases["nvtx"].env["NSA_ACCUM"].value == "3"
     assert {"nvtx.gradients", "nvtx.accounts"} <= set(profile.required)

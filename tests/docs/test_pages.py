@@ -1,4 +1,4 @@
-"""The first page and that of exports: their commands and names are the program's."""
+"""Commands of all pages, and the first page's and the exports' own promises, are the program's."""
 
 from __future__ import annotations
 
@@ -6,22 +6,40 @@ import re
 import shlex
 from pathlib import Path
 
-from runbook.cli import COMMANDS
+import pytest
+
+from runbook import EXTRAS, absent
+from runbook.cli import COMMANDS, in_full
 from runbook.cli._parser import parse_all
 from runbook.tools.export import prometheus_text
 from tests.docs.test_spec import ROOT
 from tests.reports import samples
+from tests.reports.printed import commands_in_pages
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "exporting.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
-def test_every_command_on_the_page_is_taken() -> None:
-    lines = re.findall(r"runbook (?:run|export|history)\b[^`;|\n]*", TEXT)
-    assert len(lines) >= 5
-    for line in lines:
-        _, name, *words = shlex.split(line)
-        assert parse_all(COMMANDS[name].parser(), words)[1] == [], line
+def not_taken(line: str) -> list[str]:
+    """What the program says of the words of a command; an option may be named without its value."""
+    name, *words = in_full(shlex.split(line)[1:])
+    if not words:
+        return [] if name in {*COMMANDS, "--help"} else [f"no command {name}"]
+    found = map(str, parse_all(COMMANDS[name].parser(), words)[1])
+    return [text for text in found if not text.startswith(f"{words[-1]}: expected one argument")]
+
+
+def test_every_command_of_every_page_is_taken_by_the_program() -> None:
+    found = [(page, line, not_taken(line)) for page, line in commands_in_pages()]
+    assert len(found) > 80 and len({page for page, *_ in found}) > 12
+    assert [one for one in found if one[2]] == []
+
+
+@pytest.mark.parametrize(
+    "line", ["runbook decide", "runbook launch --phase smoke", "runbook run x"]
+)
+def test_a_command_that_is_not_taken_is_seen(line: str) -> None:
+    assert not_taken(line)
 
 
 def test_every_metric_on_the_page_is_written_and_the_other_way_round() -> None:
@@ -34,6 +52,12 @@ def test_every_metric_on_the_page_is_written_and_the_other_way_round() -> None:
     assert set(re.findall(r"\brunbook_\w+", TEXT)) == written
 
 
+def test_the_page_of_launches_has_the_extra_of_every_package_that_may_be_missed() -> None:
+    page = (ROOT / "docs" / "launch.md").read_text(encoding="utf-8")
+    told = {module: absent(module).partition("; ")[2] for module in EXTRAS}
+    assert {module: line for module, line in told.items() if f"`{line}`" not in page} == {}
+
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -42,8 +66,3 @@ def test_the_first_page_can_be_read_in_one_go() -> None:
     assert len(re.findall(r"\]\(", README)) <= 25
     rows = re.findall(r"^\| `runbook", README, re.MULTILINE)
     assert len(rows) == 8
-
-
-def test_commands_of_the_first_page_exist() -> None:
-    named = re.findall(r"`runbook ([a-z]+)", README)
-    assert set(named) <= set(COMMANDS) and len(set(named)) >= 8

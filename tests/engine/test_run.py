@@ -13,6 +13,7 @@ import pytest
 
 from runbook.engine.derive import render
 from runbook.engine.judge import reasons_for
+from runbook.engine.plan.prepare import Needs
 from runbook.engine.run import run_setup
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
@@ -25,6 +26,7 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
+from runbook.records.evidence import Fact
 from runbook.tools.inspect.folder import inspect_path
 from tests.cli.shell import inside
 from tests.engine.toys import Toy, resume, run, verify
@@ -180,9 +182,11 @@ def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
     assert len(folders) == 3
 
 
-def test_the_exported_schema_is_current() -> None:
+@pytest.mark.executes("runbook schema")
+def test_the_exported_schema_is_current(tmp_path: Path) -> None:
     """`runbook schema > docs/run.schema.json` after every change of a record."""
     path = Path(__file__).parents[2] / "docs" / "run.schema.json"
+    assert inside("schema", cwd=tmp_path).out == path.read_text()
     document = json.loads(path.read_text())
     assert document.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
     assert document == RunRecord.model_json_schema()
@@ -215,6 +219,24 @@ class Looks(Observer):
     def launch_finished(self, launch: object, result: object) -> None:
         del launch, result
         self.seen.append(self.link.resolve())
+
+
+def test_what_a_run_needs_is_looked_at_before_its_first_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And handed on to what the row is made of."""
+    told: list[object] = []
+
+    def collected(folder: Path, **words: object) -> dict[str, Fact]:
+        told.extend((words["needs"], [path.name for path in folder.glob("*/*")]))
+        return {}
+
+    monkeypatch.setattr("runbook.machine.preflight.collect_preflight", collected)
+    needs = Needs(lacks=("no hub", "no disk"), has=("a package",))
+    monkeypatch.setattr("runbook.engine.phase_run.needs_of", lambda _: needs)
+    (toy := Toy("preflight")).collects = True  # type: ignore[misc]
+    run(tmp_path, toy)
+    assert told == [("no hub; no disk", "a package"), []]
 
 
 def test_latest_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> None:

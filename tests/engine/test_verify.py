@@ -203,3 +203,27 @@ class Careful(Toy):
 def test_launches_that_were_not_needed_are_no_difference(tmp_path: Path) -> None:
     careful = Careful("baseline")
     assert verify(run(tmp_path, careful)[1], careful).differences == ()
+
+
+class Searching(Toy):
+    """Asks for one launch after the other: the third follows from the second, of four."""
+
+    def plan(self, context: PlanContext) -> list[Launch]:
+        (first,) = super().plan(context)
+        return [first] + [
+            first.model_copy(
+                update={"name": name, "run_dir": f"{self.name}/{name}", "conditional": True}
+            )
+            for name in ("left", "right", "last")
+        ]
+
+    def needs_more(self, evidence: PhaseEvidence, context: PlanContext) -> list[str]:
+        return ["last"] if "right" in evidence.launches else ["right"]
+
+
+def test_launches_are_asked_for_one_after_the_other(tmp_path: Path) -> None:
+    searching = Searching("baseline")
+    record, folder = run(tmp_path, searching)
+    (phase,) = (one for one in record.phases if one.name == "baseline")
+    assert [one.launch.name for one in phase.launches] == ["run1", "right", "last"]
+    assert verify(folder, searching).differences == ()

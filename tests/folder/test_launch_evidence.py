@@ -42,6 +42,29 @@ def launch() -> Launch:
     return records.launch("python", name="base")
 
 
+def test_earlier_starts_are_found_beside_the_launch_and_beside_its_phase(
+    tmp_path: Path, folder: Path
+) -> None:
+    """The first one ended a step at 2 s of its rank's clock and said its last word at 7 s."""
+    for name, at in (("baseline/base.unfinished1", "18"), ("baseline.repeated1/base", "16")):
+        aside = tmp_path / name
+        aside.mkdir(parents=True)
+        (aside / "launch.json").write_text(json.dumps({"started_at": f"2023-11-14T22:13:{at}Z"}))
+        (tmp_path / "baseline" / "base2").mkdir(exist_ok=True)
+    (aside / "heartbeat_rank0.jsonl").write_text(heartbeats(5))
+    first, second = read_launch(tmp_path, launch(), RESULT).aside
+    assert (first.folder, first.began) == ("baseline.repeated1/base", 1_699_999_996.0)
+    assert (first.first_step, first.ended) == (1_700_000_002.0, 1_700_000_007.0)
+    assert (second.first_step, second.ended) == (None, second.began)
+
+    (aside / "launch.json").write_text('{"started_at": "yesterday"}')
+    evidence = read_launch(tmp_path, launch(), RESULT)
+    assert [one.folder for one in evidence.aside] == ["baseline/base.unfinished1"]
+    assert evidence.problems == (
+        "baseline.repeated1/base/launch.json: when it was started cannot be read",
+    )
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     path = tmp_path / "baseline" / "base"

@@ -31,7 +31,8 @@ def test_a_healthy_launch_leaves_what_one_machine_leaves(
     launch = two_ranks(steps=5)
     result = run(launch, pod, tmp_path)
     assert (result.status, result.exit_code, result.cause) == (LaunchStatus.COMPLETED, 0, "")
-    assert [(e.rank, e.code, e.steps_done) for e in result.ranks] == [(0, 0, 5), (1, 0, 5)]
+    told = [(end.rank, end.code, end.steps_done, end.node) for end in result.ranks]
+    assert told == [(0, 0, 5, "k0"), (1, 0, 5, "k1")]
     evidence = read_launch(tmp_path, launch, result)
     assert evidence.problems == ()
     assert evidence.devices_before and evidence.kernel_log and evidence.load
@@ -107,6 +108,7 @@ def test_what_happens_to_a_pod_is_told_apart(
     result = run(two_ranks(steps=2000), pod, tmp_path, observer=At(3, lambda _: act(cluster)))
     assert result.status is status, result
     assert words in result.cause
+    assert result.node == ("k1" if status is LaunchStatus.HARDWARE_ERROR else "")
 
 
 @LONG
@@ -117,6 +119,7 @@ def test_a_node_that_goes_down_is_named(cluster: Cluster, pod: Path, tmp_path: P
     assert result.status is LaunchStatus.HARDWARE_ERROR, result
     assert result.cause.startswith("node k1 is lost: nothing heard from it for ")
     assert "Kubernetes calls it Ready=Unknown, NodeStatusUnknown" in result.cause
+    assert result.node == "k1"
     deadline = time.monotonic() + 20  # the kubelet removes it once it is back
     while cluster.left() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -45,6 +45,7 @@ def dry_run(folder: Path, *words: str) -> list[dict[str, Any]]:
     done = inside("run", *words, *launcher, cwd=folder)
     assert done.code == 0, done.err
     text = done.out.partition("kubectl apply -f - <<'JOB'\n")[2].partition("\nJOB\n")[0]
+    assert "&id" not in text
     return list(yaml.safe_load_all(text))
 
 

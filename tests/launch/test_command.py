@@ -14,11 +14,18 @@ import torch.distributed as dist
 
 from nsa import loopback
 from nsa.tests import maths
+from runbook.config.precedence import config_name
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets
-from runbook.launch.command import build_command, free_port, keep_config, pasteable
+from runbook.launch.command import (
+    build_command,
+    free_port,
+    keep_config,
+    pasteable,
+    resolve_config,
+)
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.factory.programs import program
@@ -49,6 +56,24 @@ def test_a_shipped_config_is_found_from_anywhere(
     for name in ("configs/nothing.yaml", "configs/../pyproject.toml", "/etc/nothing"):
         with pytest.raises(RunbookError, match="no trainer config"):
             build_command(trainer("python", "--config", name), tmp_path)
+
+
+def test_a_config_of_the_same_name_in_the_folder_of_the_caller_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in another clone, with its own edits; typed, it is named by its whole path."""
+    ours, name = data_path("configs") / "cpu_smoke.yaml", "configs/cpu_smoke.yaml"
+    (tmp_path / "configs").mkdir()
+    for place in (name, "cpu_smoke.yaml"):
+        (tmp_path / place).write_text(ours.read_text().replace("lr: 3.0e-3", "lr: 1.0"))
+    monkeypatch.chdir(tmp_path)
+    planned = trainer("python", "-m", "nsa.train", "--config", name)
+    assert str(ours) in build_command(planned, tmp_path).argv
+    assert f"--config {ours}" in pasteable(planned).line
+    for typed in (name, "cpu_smoke.yaml"):
+        assert resolve_config(typed) == ours.resolve()
+        assert config_name(typed) == str(tmp_path / typed)
+    assert resolve_config(config_name(name)) == tmp_path / name
 
 
 # -- the printed line, executed --------------------------------------------------------------------

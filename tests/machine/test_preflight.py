@@ -29,6 +29,9 @@ PROMISED = {
 }  # fmt: skip
 
 
+NEEDS = ("the hub does not answer", "checkpoints: 0.01 GiB for 3")
+
+
 class Notes:
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -45,9 +48,14 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         patch.setenv("NSA_DDP_BUCKET_MB", "50")
         patch.setenv("TORCH_LOGS_URL", f"https://me:{CANARY}@logs.example/")
         notes = Notes()
-        facts = collect_preflight(folder, expected_branch="nowhere", note=notes.note)
+        facts = collect_preflight(folder, expected_branch="nowhere", note=notes.note, needs=NEEDS)
     assert notes.texts
     return folder, facts
+
+
+def test_what_launches_need_is_a_fact_of_its_own(collected: tuple[Path, dict[str, Fact]]) -> None:
+    fact = collected[1]["needs.missing"]
+    assert (fact.value, fact.note) == NEEDS
 
 
 def test_every_promised_fact_has_a_value_or_says_why_not(

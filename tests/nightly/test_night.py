@@ -17,6 +17,7 @@ from runbook.process.reaper import carriers
 from runbook.records import Outcome, RunRecord
 from tests.cli.shell import environment
 from tests.engine.test_interrupt_and_resume import wait_for
+from tests.executed import note
 from tests.factory.programs import git
 
 ROOT = Path(__file__).parents[2]
@@ -57,6 +58,7 @@ def start(clone: Path, *words: str) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.executes("runbook nightly")
 def test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code(
     clone: Path, tmp_path: Path
 ) -> None:
@@ -73,7 +75,9 @@ def test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code(
     assert cut.interrupted and not (folder / CHECKOUTS).exists()
     assert check_manifest(folder) == []
 
-    code = start(clone, "--resume", str(folder), "--out", str(out)).wait(timeout=500)
+    words = ("--resume", str(folder), "--out", str(out))
+    code = start(clone, *words).wait(timeout=500)
+    note(("runbook", "nightly", *words), code)
     record = RunRecord.model_validate_json((folder / "run.json").read_text())
     (phase,) = [one for one in record.phases if one.name == "regression"]
     wrong = [f"{one.id}: {one.reason}" for one in phase.checks if one.outcome is not Outcome.PASS]

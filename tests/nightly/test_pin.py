@@ -66,6 +66,7 @@ def test_both_commits_are_kept_in_full_and_asked_for_again(tmp_path: Path) -> No
     assert (kept["reference"], kept["head"]) == (sha, sha)
 
 
+@pytest.mark.executes("runbook nightly --dry-run")
 def test_the_dry_run_prints_both_checkouts_and_starts_nothing(tmp_path: Path) -> None:
     done = inside(
         *("nightly", "--phase", "regression", "--profile", "cpu", "--reference", "HEAD"),

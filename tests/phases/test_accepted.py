@@ -179,7 +179,7 @@ def test_without_a_reference_nothing_is_planned_and_no_row_vanishes() -> None:
 @pytest.mark.parametrize("where", [GPU, CPU], ids=["gpu", "cpu"])
 def test_equal_commits_end_after_the_first_rounds(where: PlanContext) -> None:
     found = slower(1.0, where, rounds=REGRESSION_PLAN.first)
-    assert Regression().needs_more(found, where) is False
+    assert not Regression().needs_more(found, where)
     checks = builder.judge("regression", found, where).checks
     assert {check.id: check.outcome for check in checks if check.outcome is not Outcome.PASS} == {}
 
@@ -189,7 +189,7 @@ def test_equal_commits_end_after_the_first_rounds(where: PlanContext) -> None:
 )
 def test_a_suspected_loss_asks_for_all_rounds_and_is_open_until_then(where: PlanContext) -> None:
     first = slower(1.05, where, rounds=REGRESSION_PLAN.first)
-    assert Regression().needs_more(first, where) is True
+    assert len(Regression().needs_more(first, where)) == 2 * REGRESSION_PLAN.more
     assert said(row("pace", first, where)) == (Outcome.INCOMPLETE, Reason.NOT_RUN)
     check = says(row("pace", slower(1.05, where), where), TOO_LITTLE)
     assert ("by the clock" in check.reason) is where.profile.has_gpu
@@ -252,7 +252,7 @@ def test_a_side_that_is_not_what_was_asked_for(
         check = row(what, found)
         assert wanted in (said(check), check.outcome), check.reason
         assert words in check.reason + check.remedy
-    assert change is not CRASHED or Regression().needs_more(found, CPU) is False
+    assert change is not CRASHED or not Regression().needs_more(found, CPU)
 
 
 def test_a_night_that_was_cut_off_between_two_rounds_is_incomplete() -> None:

@@ -236,15 +236,23 @@ def test_what_failed_has_a_remedy_of_its_own(
 
 
 @pytest.mark.parametrize(("module", "names"), [
-    ("test_whole_model.py", OWN["beginning"]),
-    ("test_documents.py", OWN["places"] + OWN["held_out"]),
-    ("test_safeguards.py", OWN["checkpoints"] + OWN["stopping"]),
+    ("test_whole_model.py", OWN["beginning"] + OWN["shape"]),
+    ("test_documents.py", [
+        name for topic in ("places", "held_out", "tokens", "unread", "read_ahead")
+        for name in OWN[topic]
+    ]),
+    ("test_saves.py", OWN["checkpoints"]),
+    ("test_safeguards.py", [
+        name for topic in ("stopping", "clipping", "evaluations", "records") for name in OWN[topic]
+    ]),
 ])  # fmt: skip
 def test_the_tests_with_a_remedy_of_their_own_are_there(module: str, names: list[str]) -> None:
     """One that is added to the safeguards gets the remedy of what it is about."""
     text = files("nsa.tests").joinpath(module).read_text("utf-8")
     there = set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
     assert set(names) <= there
+    if module == "test_saves.py":
+        assert there == set(names)
     if module == "test_safeguards.py":
         assert there - set(names) == {
             "test_training_stops_at_a_number_that_is_not_finite",
@@ -254,7 +262,8 @@ def test_the_tests_with_a_remedy_of_their_own_are_there(module: str, names: list
 
 
 @pytest.mark.parametrize(
-    ("what", "module"), [(what, module) for what, (module, _) in preflight._SANITY_TESTS.items()]
+    ("what", "module"),
+    [(what, module) for what, (_, module, *_) in preflight._SANITY_TESTS.items()],
 )
 @pytest.mark.parametrize(
     ("status", "wanted"),

@@ -25,6 +25,9 @@ from tests.tiers import by_tier
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("runbook", "python", "python3", "pytest", "torchrun", "export", "sudo", "git")
+# What tells of the past is left out, and with it the commands that were removed.
+PAGES = (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+         *sorted((ROOT / "docs").glob("*.md")))  # fmt: skip
 # What a page says of the machine's own programs, in its words.
 _OTHERS = re.compile(
     r"\b(?:python3? -c |sysctl|cpupower|ulimit -|pip install|nvidia-smi (?:-|topo|nvlink)"
@@ -60,6 +63,14 @@ def commands_in_html(page: str) -> dict[str, None]:
         found |= dict.fromkeys(html.unescape(block).splitlines())
     spans = map(html.unescape, re.findall(r"<code[^>]*>(.*?)</code>", page))
     return found | dict.fromkeys(filter(is_command, spans))
+
+
+def commands_in_pages() -> Iterator[tuple[str, str]]:
+    """Each page of the docs with every command of this program on it, one at a time."""
+    for page in PAGES:
+        for text in commands_in_markdown(page.read_text("utf-8")):
+            lines = re.split(r"; | \| | {2,}#", text)
+            yield from ((page.name, line) for line in lines if line.startswith("runbook "))
 
 
 def commands_in_output(text: str) -> dict[str, None]:

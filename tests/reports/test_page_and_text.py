@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from phases.stage import TrainingStage
 from reports.key_numbers import KEYS
 from reports.summary import TABLE_PHASES, summarize
 from reports.text import html_told, markdown_told
@@ -22,6 +23,7 @@ from runbook.config.load import load_profile, profile_names
 from runbook.engine import derive
 from runbook.engine.derive import render
 from runbook.records import RunRecord, Verdict
+from runbook.records.run import TAKES_OUT
 from tests.phases import builder
 from tests.reports.printed import NAMES, record_called
 from tests.reports.samples import go, measured, no_go
@@ -82,6 +84,7 @@ def test_every_number_and_table_is_of_a_check_that_there_is() -> None:
     }
     where = builder.on_nodes(4)
     known |= {check for phase in registry.phases().values() for check in phase.check_ids(where)}
+    known |= {f"production.{what}" for what in TrainingStage.known_checks()}
     assert {key.check for key in KEYS} <= known
     assert set(TABLE_PHASES) <= set(registry.phases())
 
@@ -148,7 +151,7 @@ NASTY = [
     "\\",
     "ends with backtick `",
 ]
-OWN_PAGES = {"report.md", "details.md", "report.html"}
+OWN_PAGES = {"report.md", "details.md", "report.html", "nodes.json"}
 # Words that the record's own rules or the reports' structure depend on.
 FIXED = {"id", "phase", "outcome", "code", "verdict", "comparator", "kind", "status", "sha256"}
 FIXED |= {"profile_sha256", "required", "name", "schema_version", "run_dir"}
@@ -168,7 +171,10 @@ def spoil(node: Any, text: str, key: str = "") -> Any:
 
 
 def spoiled(text: str) -> RunRecord:
-    return RunRecord.model_validate(spoil(no_go().model_dump(mode="json"), text))
+    document = spoil(no_go().model_dump(mode="json"), text)
+    document["phases"][1]["checks"][0] |= {"nodes": [text], "confidence": "reported"}
+    document["environment"][TAKES_OUT] = f"{text} {{node}} {{reason}}"
+    return RunRecord.model_validate(document)
 
 
 def markdown_shape(text: str) -> list[tuple[str, str]]:

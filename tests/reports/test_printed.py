@@ -1,6 +1,7 @@
 """Every kind of command that the program prints is executed by a test, and does what it says.
 
-The kinds are found in the reports of the examples, in the remedies and in the program's own texts.
+The kinds are found in the reports of the examples, on the pages of the docs, in the remedies and in
+the program's own texts.
 A test that is marked with a kind executes it, or fails (`tests/executed.py`); what no test may
 execute is in NOT_HERE, with the reason. A kind in neither fails.
 """
@@ -37,6 +38,7 @@ from tests.reports.printed import (
     commands_in_html,
     commands_in_markdown,
     commands_in_output,
+    commands_in_pages,
     commands_of,
     told_by_code,
     told_by_invocations,
@@ -90,6 +92,7 @@ def printed() -> dict[str, str]:
             lines = read((folder / name).read_text("utf-8"))
             found |= dict.fromkeys(map(kind_of, filter(None, lines)), f"{example.name}/{name}")
     found |= {kind_of(line): where for where, line in told_by_code(*OUR_OWN)}
+    found |= {kind_of(line): name for name, line in commands_in_pages()}
     found |= dict.fromkeys(map(kind_of, told_by_remedies()), "a remedy")
     return found | dict.fromkeys(map(kind_of, told_by_invocations()), "an invocation")
 
@@ -116,7 +119,7 @@ def test_nothing_is_marked_or_excused_that_nobody_prints() -> None:
     ("text", "kind"),
     [
         ("hint = f'`runbook drill {folder}` tries it'", "runbook drill"),
-        ("console.result(f'resume  runbook nightly --resume {folder}')", "runbook nightly"),
+        ("console.result(f'see  runbook triage --dry-run {folder}')", "runbook triage --dry-run"),
         ("remedy = 'set it back with sysctl vm.swappiness=60'", "sysctl vm.swappiness=60"),
         ("say('then `python -m runbook.tools.drill.scene` goes on')", ""),
     ],

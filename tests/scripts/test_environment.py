@@ -197,6 +197,12 @@ def test_the_oldest_drivers_are_those_of_preflight(script: ModuleType) -> None:
     assert found == {cuda: _OLDEST_DRIVER[cuda] for cuda in found}
 
 
+def test_the_page_of_versions_has_the_build_for_an_older_driver(script: ModuleType) -> None:
+    pinned = script.CONSTRAINTS.read_text().split()[0]
+    typed = f"pip install '{pinned}+cu126' --extra-index-url {script.CUDA_12_INDEX}"
+    assert f"`{typed}`" in (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize(("prefix", "shared"), [(sys.base_prefix, "true"), ("/active", "false")])
 def test_a_torch_that_is_there_is_shared_unless_an_active_environment_has_it(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, shared: str

@@ -44,7 +44,9 @@ def test_a_healthy_launch_leaves_what_one_machine_leaves(cluster: Cluster, tmp_p
     launch = two_ranks()
     result = run(launch, tmp_path)
     assert (result.status, result.exit_code, result.cause) == (LaunchStatus.COMPLETED, 0, "")
-    assert [(e.rank, e.code, e.steps_done) for e in result.ranks] == [(0, 0, 20), (1, 0, 20)]
+    told = [(end.rank, end.code, end.steps_done, end.node) for end in result.ranks]
+    assert told == [(0, 0, 20, "n0"), (1, 0, 20, "n1")]
+    assert result.node == ""
     evidence = read_launch(tmp_path, launch, result)
     assert evidence.problems == ()
     assert evidence.training is not None and len(evidence.training.frame) == 20
@@ -82,6 +84,7 @@ def test_a_rank_that_is_late_is_named_with_its_node(cluster: Cluster, tmp_path: 
     # On a busy machine the note may say that it was only short of CPUs.
     (note,) = result.notes
     assert re.search(r"rank 1 on node n1 comes \d+ ms late in each of", note), note
+    assert result.node == ("n1" if note.startswith("straggler") else "")
 
 
 def test_the_ranks_parent_on_a_node_is_killed(cluster: Cluster, tmp_path: Path) -> None:
@@ -208,6 +211,7 @@ def test_a_node_that_goes_down_is_named(cluster: Cluster, tmp_path: Path) -> Non
         cluster.bring_back("n1")
     assert result.status is LaunchStatus.HARDWARE_ERROR, result
     assert result.cause.startswith("node n1 is lost: nothing heard from it for ")
+    assert result.node == "n1"
     assert time.monotonic() - began[0] < crowded(60)
 
 

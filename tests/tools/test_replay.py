@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.records.outcome import Outcome, Verdict
 from runbook.tools.replay import Report, load_report, rules
 from runbook.tools.replay.judge import RULES, ReplayRecord, judge_report
+from tests.cli.shell import inside
 
 
 def judged(name: str) -> ReplayRecord:
@@ -241,13 +241,14 @@ def test_a_tie_keeps_the_configured_value() -> None:
 # The command
 
 
-def test_the_command_prints_verdict_and_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", "report_v4"]) == 1
-    out = capsys.readouterr().out
-    assert out.startswith("NO-GO")
-    assert out.count("rule:") == len(judged("report_v4").contradictions)
-    assert main(["replay", "first_report", "--json"]) == 3
-    data = json.loads(capsys.readouterr().out)
+@pytest.mark.executes("runbook replay")
+def test_the_command_prints_verdict_and_rules(tmp_path: Path) -> None:
+    told = inside("replay", "report_v4", cwd=tmp_path)
+    assert told.code == 1 and told.out.startswith("NO-GO")
+    assert told.out.count("rule:") == len(judged("report_v4").contradictions)
+    told = inside("replay", "first_report", "--json", cwd=tmp_path)
+    assert told.code == 3
+    data = json.loads(told.out)
     assert (data["verdict"], data["schema_version"]) == ("INCOMPLETE", 2)
     assert len(data["sha256"]) == 64
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -216,6 +217,21 @@ def test_ranges_that_look_at_a_number_need_the_host(
     assert effects._needs_no_host(SHAPE, "v2")
     monkeypatch.setattr(selection, "ranges_v2", looking)
     assert not effects._needs_no_host(SHAPE, "v2")
+
+
+def test_a_warning_of_somebody_else_does_not_become_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Filters are global: a save in a thread of its own warns, and was ended by it."""
+    build = effects.build_ranges
+
+    def beside_a_save(*words: Any) -> Any:
+        warnings.warn("torch.distributed is disabled", UserWarning, stacklevel=1)
+        return build(*words)
+
+    monkeypatch.setattr(effects, "build_ranges", beside_a_save)
+    with pytest.warns(UserWarning, match="disabled"):
+        assert effects._needs_no_host(SHAPE, "v2")
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from datetime import datetime
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nsa import contract
@@ -15,6 +16,7 @@ from runbook.folder import (
     GPU_SAMPLES_CSV,
     JUNIT_XML,
     KERNEL_LOG_JSON,
+    LAUNCH_JSON,
     LOAD_JSON,
     PROCESSES_CSV,
     RESOURCES_CSV,
@@ -43,7 +45,7 @@ from runbook.folder.launch.shapes import (
     shaped,
 )
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
+from runbook.records.evidence import LaunchEvidence, RankLog, SetAside, TrainingLog
 
 TRAINING_COLUMNS = contract.names(contract.TRAINING_COLUMNS)
 LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
@@ -135,6 +137,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         files=files,
         ranks=ranks,
         junit=read_junit(folder / JUNIT_XML, name=junit, problems=problems),
+        aside=_read_aside(run_root, launch, problems),
         halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,
         problems=tuple(problems),
         **fields,
@@ -161,6 +164,30 @@ def _read_ranks(
             problems.append(f"{log.path}: heartbeats of another launch")
         logs.append(log)
     return tuple(logs)
+
+
+def _read_aside(run_root: Path, launch: Launch, problems: list[str]) -> tuple[SetAside, ...]:
+    """The earlier starts of a launch, whose folders lie beside its own or beside its phase's."""
+    own = PurePosixPath(launch.run_dir)
+    found = [*run_root.glob(f"{own}.*[0-9]"), *run_root.glob(f"{own.parent}.*[0-9]/{own.name}*")]
+    starts = (_start(folder, run_root, problems) for folder in found)
+    return tuple(sorted((one for one in starts if one), key=lambda one: one.began))
+
+
+def _start(folder: Path, run_root: Path, problems: list[str]) -> SetAside | None:
+    name = folder.relative_to(run_root).as_posix()
+    document, _ = read_json_object(folder / LAUNCH_JSON, problems)
+    try:
+        began = datetime.fromisoformat(str((document or {}).get("started_at"))).timestamp()
+    except ValueError:
+        problems.append(f"{name}/{LAUNCH_JSON}: when it was started cannot be read")
+        return None
+    first, ended = None, began
+    for rank, path in list(heartbeat_files(folder).items())[:1]:
+        log = read_heartbeats(path, rank=rank, relative_to=run_root)
+        first = None if log.steps is None or log.steps.empty else float(log.steps["ts"].iloc[0])
+        ended = log.last_ts or began
+    return SetAside(folder=name, began=began, first_step=first, ended=max(began, ended))
 
 
 def read_training_csv(path: Path, *, relative_to: Path) -> TrainingLog:

@@ -51,6 +51,7 @@ class KernelLine:
     """One line. `pci` holds every address in it, as `0000:17:00`; `pid` is one that was killed.
 
     `fatal`: an uncorrected error or a lost link; a corrected one and a mere message are not.
+    `node`: whose kernel wrote it; empty where there is only this machine.
     """
 
     kind: Kind
@@ -59,6 +60,7 @@ class KernelLine:
     pci: tuple[str, ...] = ()
     pid: int | None = None
     fatal: bool = False
+    node: str = ""
 
 
 def parse_line(text: str) -> KernelLine | None:

@@ -217,7 +217,7 @@ PROFILE = fields(
     gpu=fields("finite: window_us busy_us idle_us python_wait_us"),
 )
 _MEASURED = fields(
-    "count: size bytes ranks inner; finite: host_s rate; text: dtype unit; [finite]: seconds"
+    "count: size bytes ranks inner; finite: host_s rate; text: dtype unit wrong;[finite]: seconds"
 )
 CEILINGS = fields(
     "text: run_token; count: world_size",

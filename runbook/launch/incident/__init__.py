@@ -247,8 +247,11 @@ def bundle(
     """
     flights = read_flights(run_dir, token=token)
     if end.status is LaunchStatus.COMPLETED:
-        straggler = find_straggler(flights, where)
-        return end, [], (straggler.text(load),) if straggler else ()
+        late = find_straggler(flights, where)
+        if late is None:
+            return end, [], ()
+        node = "" if late.is_short_of_cpus(load) else late.node
+        return replace(end, node=node), [], (late.text(load),)
     end = _exact(end, flights, run_dir, console)
     files = [p for p in sorted(run_dir.glob(STACKDUMPS.glob())) if p.stat().st_size]
     files += [path for kind in (FLIGHTS, NCCL_FLIGHTS) for path in kind.found_in(run_dir).values()]

@@ -34,13 +34,17 @@ class Straggler:
     step_s: float
     node: str = ""
 
+    def is_short_of_cpus(self, load: Load | None) -> bool:
+        """May it only have waited for a CPU?"""
+        return load is not None and self.lag_s <= load.short_of(self.ranks) * self.step_s
+
     def text(self, load: Load | None) -> str:
         """For a note. A rank that may only have waited for a CPU is not called a straggler."""
         late = (
             f"{self._who()} {self.lag_s * 1000:.0f} ms late in each of "
             f"{self.steps} steps of {self.step_s * 1000:.0f} ms"
         )
-        if load is None or self.lag_s > load.short_of(self.ranks) * self.step_s:
+        if load is None or not self.is_short_of_cpus(load):
             return f"straggler: {late}"
         taken = f"other work took {load.taken * load.cpus:.1f} of {load.cpus} CPUs"
         return f"{SHORT_OF_CPUS}: {late}, but {self.ranks} ranks ran while {taken}"

@@ -5,6 +5,7 @@ Code belongs here if it talks to kubectl or knows of pods. No real cluster has r
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -162,8 +163,13 @@ class Kubernetes:
             words[1:1] = rendezvous(f"{name}-0.{name}:{_PORT}", name)
         documents = [request.job(whole, name, words, whole.env)]
         documents += [request.service(name)] if launch.nodes > 1 else []
-        text = yaml.safe_dump_all(documents, sort_keys=False, width=1 << 20)
+        apart = json.loads(json.dumps(documents))  # what stands twice is written twice
+        text = yaml.safe_dump_all(apart, sort_keys=False, width=1 << 20)
         return f"kubectl apply -f - <<'JOB'\n{text}JOB"
+
+    def takes_out(self) -> str:
+        """As in `LauncherKind`."""
+        return "kubectl cordon {node}"
 
     def _pod(self) -> PodFile:
         if not self.path:

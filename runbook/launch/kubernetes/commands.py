@@ -200,7 +200,8 @@ class JobState:
     def _ends_of_pods(self, run_dir: Path) -> Iterator[End]:
         """What happened to a pod, the surest first."""
         for pod in self.pods:
-            where = f"{pod['metadata']['name']} on node {pod['spec'].get('nodeName', '?')}"
+            node = pod["spec"].get("nodeName", "")
+            where = f"{pod['metadata']['name']} on node {node}"
             last = _container(pod).get("terminated", {})
             if last.get("reason") == "OOMKilled":
                 cause = f"pod {where} was killed for memory (OOMKilled)"
@@ -212,7 +213,7 @@ class JobState:
             disrupted = _holds(pod, "DisruptionTarget")
             if disrupted.get("reason") in _NODE_GONE:
                 cause = f"pod {where} lost its node: {_reason(disrupted)}"
-                yield End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+                yield End(status=LaunchStatus.HARDWARE_ERROR, cause=cause, node=node)
             told = disrupted or pod["status"]
             if disrupted or told.get("reason") in ("Evicted", "Preempting"):
                 cause = f"pod {where} was taken away by Kubernetes: {_reason(told)}"

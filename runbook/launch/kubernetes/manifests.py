@@ -166,12 +166,10 @@ class Request:
             spec.setdefault("volumes", []).append(memory)
         # The run's folder is private to whoever started the harness.
         spec.setdefault("securityContext", {"runAsUser": os.getuid(), "runAsGroup": os.getgid()})
-        spec.setdefault("automountServiceAccountToken", False)
-        spec.setdefault("enableServiceLinks", False)
+        spec = {"automountServiceAccountToken": False, "enableServiceLinks": False, **spec}
         spec |= {"restartPolicy": "Never", "terminationGracePeriodSeconds": _GRACE_S}
         spec |= {"subdomain": name} if nodes > 1 else {}
-        if affinity := _affinity(name, nodes, on):
-            spec["affinity"] = affinity
+        spec |= _affinity(name, nodes, on)
         labels = {**self.pod.metadata.labels, LABEL: name}
         labelled = {"labels": labels, "annotations": self.pod.metadata.annotations}
         return {
@@ -233,4 +231,4 @@ def _affinity(name: str, nodes: int, on: Sequence[str]) -> dict[str, Any]:
     elif terms:
         which = [{"weight": 100, "preference": term} for term in terms]
         found["nodeAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": which}
-    return found
+    return {"affinity": found} if found else {}

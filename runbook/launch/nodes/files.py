@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -196,12 +197,13 @@ def gather(run_dir: Path) -> tuple[list[KernelLine], Load | None]:
     for name in (DEVICES_BEFORE_JSON, DEVICES_AFTER_JSON):
         _write(run_dir / name, _devices(_named(folders, name)))
     _samples(run_dir, folders)
-    kernel = _kernel(_named(folders, KERNEL_LOG_JSON))
-    _write(run_dir / KERNEL_LOG_JSON, kernel)
+    kernels = _named(folders, KERNEL_LOG_JSON)
+    _write(run_dir / KERNEL_LOG_JSON, _kernel(kernels))
     load = _load([document for _, document in _named(folders, LOAD_JSON)])
     _write(run_dir / LOAD_JSON, load)
-    lines = (parse_line(text) for text in kernel.get("lines", ()))
-    return [line for line in lines if line is not None], load_of([load]) if load else None
+    told = ((node, parse_line(text)) for node, one in kernels for text in one.get("lines", ()))
+    lines = [replace(line, node=node) for node, line in told if line is not None]
+    return lines, load_of([load]) if load else None
 
 
 def _index(folder: Path) -> tuple[int, str]:

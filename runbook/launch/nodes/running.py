@@ -169,7 +169,7 @@ class NodesRun:
             f"node {name} is lost: nothing heard from it for {silent_s:.0f} s; "
             f"{self._cluster.title} calls it {self._cluster.calls(name)}"
         )
-        return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+        return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause, node=name)
 
     def _has_ended(self, name: str) -> bool:
         return name in self.watch.nodes and self.watch.nodes[name].end is not None

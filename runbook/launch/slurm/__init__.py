@@ -95,6 +95,10 @@ class Slurm:
         """As in `LauncherKind`: the batch script of its job."""
         return printed_script(launch, request_of(setup))
 
+    def takes_out(self) -> str:
+        """As in `LauncherKind`."""
+        return "scontrol update nodename={node} state=drain reason={reason}"
+
 
 # Slurm ends a job by itself only if the harness could not: after its own limit and this.
 _MARGIN_S = 300.0

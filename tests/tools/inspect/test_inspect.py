@@ -15,6 +15,7 @@ from runbook.console import rendered
 from runbook.errors import UsageError
 from runbook.tools.inspect import Inspection, inspection_parts
 from runbook.tools.inspect.folder import inspect_path
+from tests.cli.shell import inside
 from tests.factory.files import HEADER, write_beats, write_rows
 from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run, steps
 from tests.tools.inspect.folders import TOKEN, beats, healthy, legacy_run, row, write_env
@@ -259,17 +260,17 @@ def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path:
         inspect_path(tmp_path / "absent")
 
 
-def test_the_command_prints_text_or_json_and_exits_by_what_it_found(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.executes("runbook inspect")
+def test_the_command_prints_text_or_json_and_exits_by_what_it_found(tmp_path: Path) -> None:
     write_rows(tmp_path, legacy_run() * 2)
-    assert main(["inspect", str(tmp_path)]) == 1
-    assert "2 runs in one file" in capsys.readouterr().out
-    assert main(["inspect", str(tmp_path), "--json"]) == 1
-    document = json.loads(capsys.readouterr().out)
+    told = inside("inspect", str(tmp_path), cwd=tmp_path)
+    assert told.code == 1 and "2 runs in one file" in told.out
+    told = inside("inspect", str(tmp_path), "--json", cwd=tmp_path)
+    assert told.code == 1
+    document = json.loads(told.out)
     assert document == json.loads(json.dumps(inspect_path(tmp_path).document()))
     assert (document["schema_version"], document["exit_code"]) == (2, 1)
-    assert main(["inspect", str(tmp_path / "absent")]) == 2
+    assert inside("inspect", str(tmp_path / "absent"), cwd=tmp_path).code == 2
 
 
 def test_hostile_names_in_a_heartbeat_do_not_reach_the_terminal(

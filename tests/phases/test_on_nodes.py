@@ -1,0 +1,306 @@
+"""Preflight on nodes: one that is absent, unlike the others or sick is named, no healthy one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from math import ceil, log2
+from typing import Any
+
+import pytest
+
+from nsa.contract import Ceiling
+from phases.machine.bisection import search
+from phases.machine.nodes import node_rows
+from runbook.config.phase import PlanContext
+from runbook.records import Check, Confidence, LaunchStatus, Outcome, RankExit, Reason
+from runbook.records.evidence import Fact, PhaseEvidence
+from tests.phases import builder, machine_files
+from tests.phases.answers import FINE, MACHINE, NOT_GATED, NOT_RUN, NOTHING, UNDECIDED, WARNED, says
+
+FLOOR, FAST, SLOW = 1.0, 2.0, 0.5
+PREFLIGHT = builder.PHASES["preflight"]
+SUM = "the sum of all ranks is wrong"
+# How a cluster is sick: is the all-reduce of these nodes slow, or wrong?
+Sick = Callable[[frozenset[int]], bool]
+
+
+def has(*nodes: int) -> Sick:
+    """Every all-reduce is sick that one of these nodes takes part in."""
+    return lambda group: bool(group & set(nodes))
+
+
+def crosses(*side: int) -> Sick:
+    """The switch between these nodes and all others is sick."""
+    return lambda group: bool(group & set(side)) and bool(group - set(side))
+
+
+def too_many(most: int) -> Sick:
+    """More than so many nodes at once are slow, whichever they are."""
+    return lambda group: len(group) > most
+
+
+def where(nodes: int = 4, *, gated: bool = True) -> PlanContext:
+    base = builder.on_nodes(nodes, "cpu")
+    limits = dict(base.profile.limits)
+    floor = limits["ceiling_all_reduce_gb_s"].model_copy(update={"value": FLOOR, "gated": gated})
+    limits["ceiling_all_reduce_gb_s"] = floor
+    return replace(base, profile=base.profile.model_copy(update={"limits": limits}))
+
+
+def names(nodes: int) -> list[str]:
+    return [f"n{index}" for index in range(nodes)]
+
+
+def looked_for(
+    context: PlanContext, sick: Sick, *, wrong: bool = False, slow: float = SLOW, fast: float = FAST
+) -> PhaseEvidence:
+    """Preflight of a cluster that is so sick, with every launch that it asked for, in turn."""
+    found = PhaseEvidence(launches={}, facts=facts(tuple(names(context.nodes))), earlier={})
+    planned = {one.name: one for one in PREFLIGHT.plan(context) if one.kind == "ceilings"}
+    wanted = ("ceilings",)
+    while wanted:
+        (name,) = wanted
+        launch = planned.pop(name)
+        bad = sick(frozenset(launch.on or range(context.nodes)))
+        rate = slow if bad and not wrong else fast
+        document = machine_files.document(launch, context.profile, all_reduce=rate)
+        for rank in document["ranks"] if bad and wrong else ():
+            rank["all_reduce"] = {**rank["all_reduce"], "wrong": SUM}
+        made = replace(builder.healthy(launch, context.profile), ceilings=document)
+        found = replace(found, launches={**found.launches, name: made})
+        wanted = PREFLIGHT.needs_more(found, context)
+    return found
+
+
+def sick_node(found: PhaseEvidence, context: PlanContext) -> Check:
+    return builder.row("preflight", "slow_node", found, context)
+
+
+@pytest.mark.parametrize("wrong", [False, True], ids=["slow", "wrong"])
+@pytest.mark.parametrize("nodes", range(3, 17))
+def test_a_sick_node_is_named_after_log2_launches_and_one(nodes: int, wrong: bool) -> None:
+    context = where(nodes, gated=not wrong)
+    for place in range(nodes) if nodes < 9 else (0, nodes // 2, nodes - 2, nodes - 1):
+        found = looked_for(context, has(place), wrong=wrong)
+        check = says(sick_node(found, context), MACHINE, "")
+        assert check.reason.startswith(f"{'wrong' if wrong else 'slow'}: n{place} (")
+        assert (check.nodes, check.confidence) == ((f"n{place}",), Confidence.CONFIRMED)
+        assert (
+            check.title
+            == f"node n{place} {'spoils' if wrong else 'slows'} the all-reduce of all nodes"
+        )
+        assert len(found.launches) - 1 <= ceil(log2(nodes)) + 1
+        measured = list(found.launches.values())[1:]
+        assert all(len(one.launch.on) > 1 for one in measured)
+        # All others together were well, and with it some of them were not.
+        others = set(range(nodes)) - {place}
+        assert others in [set(one.launch.on) for one in measured]
+        assert any(place in one.launch.on for one in measured)
+        assert set(check.evidence) >= {one.path("ceilings") for one in measured}
+        assert check.remedy.startswith("take the node")
+
+
+@pytest.mark.parametrize("nodes", range(3, 9))
+def test_however_many_are_sick_no_healthy_node_is_named(nodes: int) -> None:
+    """Every set of two or more sick nodes, and every switch with two nodes or more on a side."""
+    worlds = [
+        has(*some) for size in range(2, nodes + 1) for some in combinations(range(nodes), size)
+    ]
+    worlds += [
+        crosses(*some) for size in range(2, nodes - 1) for some in combinations(range(nodes), size)
+    ]
+    worlds += [too_many(most) for most in range(1, nodes)]
+    for sick in worlds:
+        answers: dict[tuple[int, ...], bool] = {}
+        while isinstance(step := search(nodes, answers), tuple):
+            assert step not in answers and len(answers) <= ceil(log2(nodes))
+            answers[step] = not sick(frozenset(step))
+        assert step is None
+
+
+@pytest.mark.parametrize("nodes", [4, 8, 16])
+@pytest.mark.parametrize(
+    ("sick", "wanted", "words"),
+    [
+        (has(0, 3), MACHINE, "no single node: several, their switch"),
+        (has(1, 2, 3), MACHINE, "no single node"),
+        (crosses(0, 1), MACHINE, "no single node"),
+        (too_many(3), None, ""),
+        (has(), FINE, "none: all together reach 2 GB/s"),
+    ],
+)
+def test_what_is_no_single_node_is_called_none(
+    nodes: int, sick: Sick, wanted: tuple[Outcome, Reason] | None, words: str
+) -> None:
+    context = where(nodes)
+    check = sick_node(looked_for(context, sick), context)
+    assert check.nodes == ()
+    # Where all are too many, and all but one are not, every part is well.
+    says(check, wanted or (UNDECIDED if nodes == 4 else MACHINE), words)
+
+
+def test_rates_that_lie_near_each_other_name_nobody() -> None:
+    """0.85 of the fast ones is where cards of one kind are told apart."""
+    context = where(8)
+    fast = 1.01 * FLOOR
+    for share, wanted in ((0.84, MACHINE), (0.86, UNDECIDED), (0.98, UNDECIDED)):
+        check = sick_node(looked_for(context, has(5), slow=share * fast, fast=fast), context)
+        says(check, wanted, "n5 (" if wanted is MACHINE else "are not 15% apart")
+        assert bool(check.nodes) is (wanted is MACHINE)
+
+
+def test_two_nodes_have_one_link_and_nobody_to_ask() -> None:
+    assert "preflight.slow_node" not in PREFLIGHT.check_ids(where(2))
+    assert not any(launch.conditional for launch in PREFLIGHT.plan(where(2)))
+    assert len(looked_for(where(2), has(1)).launches) == 1
+
+
+@pytest.mark.parametrize(("sick", "gated"), [(has(), True), (has(2), False)])
+def test_nothing_is_measured_where_nothing_falls_short(sick: Sick, gated: bool) -> None:
+    context = where(gated=gated)
+    found = looked_for(context, sick)
+    assert list(found.launches) == ["ceilings"]
+    says(sick_node(found, context), FINE if gated else NOT_GATED, "")
+
+
+def test_a_search_that_was_cut_short_names_nobody() -> None:
+    context = where(8)
+    whole = looked_for(context, has(6))
+    names = list(whole.launches)
+    for last in range(1, len(names)):
+        found = replace(whole, launches={name: whole.launches[name] for name in names[:last]})
+        check = says(sick_node(found, context), NOT_RUN, names[last])
+        assert check.nodes == ()
+        assert PREFLIGHT.needs_more(found, context) == (names[last],)
+    broken = whole.launches[names[2]]
+    ended = broken.result.model_copy(update={"status": LaunchStatus.HUNG, "cause": "no word"})
+    cut = {name: whole.launches[name] for name in names[:2]}
+    found = replace(whole, launches={**cut, names[2]: replace(broken, result=ended)})
+    assert PREFLIGHT.needs_more(found, context) == ()
+    says(sick_node(found, context), (Outcome.INCOMPLETE, Reason.HANG), "no evidence")
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 5, 8, 13, 16])
+def test_launches_are_asked_for_in_the_order_of_the_plan(nodes: int) -> None:
+    """By which a record of them is found to be as planned, whichever were needed."""
+    context = where(nodes)
+    planned = [one.name for one in PREFLIGHT.plan(context) if one.kind == "ceilings"]
+    assert len(planned) == len(set(planned)) <= 2 * nodes
+    for place in range(nodes):
+        ran = list(looked_for(context, has(place)).launches)
+        assert [name for name in planned if name in ran] == ran
+
+
+def of_ranks(bad: tuple[int, ...], what: Ceiling, **changes: Any) -> PhaseEvidence:
+    """Two ranks on each of four nodes; those in `bad` tell this of themselves."""
+    context = where(4)
+    found = looked_for(context, has())
+    made = found.launches["ceilings"]
+    exits = tuple(RankExit(rank=rank, code=0, node=f"n{rank}") for rank in range(4))
+    assert made.ceilings is not None
+    for rank in bad:
+        made.ceilings["ranks"][rank][what] = {**made.ceilings["ranks"][rank][what], **changes}
+    told = replace(made, result=made.result.model_copy(update={"ranks": exits}))
+    return replace(found, launches={"ceilings": told})
+
+
+@pytest.mark.parametrize("what", [Ceiling.MATMUL, Ceiling.MEMORY_COPY])
+@pytest.mark.parametrize(
+    ("bad", "named"), [((2,), ("n2",)), ((0, 3), ("n0", "n3")), ((0, 1, 2, 3), ())]
+)
+def test_a_rank_whose_own_result_is_wrong_names_its_node(
+    what: Ceiling, bad: tuple[int, ...], named: tuple[str, ...]
+) -> None:
+    """Not where every node has one: that is no node's own."""
+    found = of_ranks(bad, what, wrong="3 of 768 rows of an exact product are wrong")
+    check = says(builder.row("preflight", what, found, where(4)), MACHINE, "3 of 768 rows")
+    assert check.nodes == named
+    assert check.confidence is (Confidence.CONFIRMED if named else Confidence.NONE)
+
+
+@pytest.mark.parametrize("what", [Ceiling.ALL_REDUCE, Ceiling.LATENCY])
+def test_a_wrong_sum_is_nobodys_own(what: Ceiling) -> None:
+    found = of_ranks((0, 1, 2, 3), what, wrong=SUM)
+    check = says(builder.row("preflight", "all_reduce", found, where(4)), MACHINE, SUM)
+    assert check.nodes == ()
+    assert PREFLIGHT.needs_more(found, where(4)) == ("without_3_4",)
+
+
+ON_NODES = builder.on_nodes(2, "cpu")
+SAME: dict[str, object] = {
+    "package.sha256": "ab12", "git.sha": "cd34", "torch.version": "2.13.0", "gpu.count": 0,
+    "torch.cuda": None, "torch.nccl": None, "gpu.memory_total_mib": None, "gpu.names": None,
+    "gpu.driver": None,
+    **dict.fromkeys(("gpu.pcie_gen", "gpu.pcie_width", "gpu.nvlink", "gpu.mig", "gpu.power_limit")),
+    "infiniband.present": False, "cpu.count": 2, "disk.write_mib_s": 700.0, "clock.offset_s": 0.0,
+}  # fmt: skip
+
+
+def fact(name: str, value: Any, note: str = "") -> Fact:
+    return Fact(name=name, value=value, path="host.json", sha256="ab" * 32, note=note)
+
+
+def facts(nodes: tuple[str, ...] = ("n0", "n1"), **changed: object) -> dict[str, Fact]:
+    """Those of equal nodes; `changed` has values by fact and node, with `_` for the dot and `@`."""
+    found = {"nodes.names": fact("nodes.names", ", ".join(nodes))}
+    for node in nodes:
+        for name, value in SAME.items():
+            key = f"{name.replace('.', '_')}_{node}"
+            own = f"{name}@{node}"
+            found[own] = fact(own, changed.get(key, value), note="" if value else "none here")
+    return found
+
+
+def row(what: str, known: dict[str, Fact], where: PlanContext = ON_NODES) -> Check:
+    evidence = builder.evidence("preflight", where)
+    evidence = replace(evidence, facts={**evidence.facts, **known})
+    return builder.row("preflight", what, evidence, where)
+
+
+@pytest.mark.parametrize("what", [one.what for one in node_rows()])
+def test_equal_nodes_pass_and_none_at_all_do_not(what: str) -> None:
+    says(row(what, facts()), FINE)
+    unknown = {"nodes.names": fact("nodes.names", None, "job 3 never started")}
+    says(row(what, unknown), NOTHING, "job 3 never started")
+
+
+HARDWARE = ON_NODES.profile.hardware.model_copy(update={"interconnect": "infiniband"})
+LINKED = replace(ON_NODES, profile=ON_NODES.profile.model_copy(update={"hardware": HARDWARE}))
+THREE = facts(("n0", "n1", "n2"), gpu_driver_n2="550.1")
+
+
+@pytest.mark.parametrize(
+    ("what", "known", "on", "wanted", "words"),
+    [
+        ("nodes_alike", facts(torch_version_n1="2.12.0"), ON_NODES, MACHINE,
+         "torch: n1 has 2.12.0, n0 has 2.13.0"),
+        ("nodes_alike", facts(gpu_count_n0=1), ON_NODES, MACHINE, "GPUs: n1 has 0, n0 has 1"),
+        ("nodes_alike", facts(gpu_driver_n1="550.1"), ON_NODES, MACHINE,
+         "driver: n1 has 550.1, n0 has None"),
+        ("nodes_alike", facts(package_sha256_n1="ffff"), ON_NODES, MACHINE,
+         "code of nsa: n1 has ffff, n0 has ab12"),
+        ("nodes_alike", THREE, builder.on_nodes(3, "cpu"), MACHINE,
+         "driver: n2 has 550.1, the others have None"),
+        ("nodes", facts(("n0",)), ON_NODES, MACHINE, "1: n0; asked for were 2"),
+        ("interconnect", facts(infiniband_present_n0=True), LINKED, MACHINE,
+         "no InfiniBand on n1; the profile needs it"),
+        ("node_clocks", facts(clock_offset_s_n1=2.5), ON_NODES, MACHINE,
+         "clocks are 2.500 s between n0 and n1 apart"),
+        ("node_clocks", facts(clock_offset_s_n0=0.1), ON_NODES, WARNED, ""),
+    ],
+)  # fmt: skip
+def test_a_node_that_differs_is_named(
+    what: str, known: dict[str, Fact], on: PlanContext, wanted: Any, words: str
+) -> None:
+    check = says(row(what, known, on), wanted, words)
+    if wanted is MACHINE:
+        assert check.remedy.startswith("take the node that the message names out")
+        assert f"--launcher slurm --nodes {on.nodes}" in check.rerun
+
+
+def test_one_machine_has_none_of_these_rows() -> None:
+    alone = PREFLIGHT.check_ids(builder.context("cpu"))
+    more = set(PREFLIGHT.check_ids(ON_NODES)) - set(alone)
+    assert more == {f"preflight.{one.what}" for one in node_rows()}
