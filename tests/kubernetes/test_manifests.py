@@ -16,6 +16,7 @@ from runbook.errors import UsageError
 from runbook.launch.kubernetes import Kubernetes
 from runbook.launch.kubernetes.commands import JobState
 from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
+from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes.files import Job
 from runbook.records import End, LaunchStatus
 from runbook.records.run import Invocation
@@ -213,6 +214,7 @@ def test_the_commands_that_a_report_prints_ask_for_the_cluster_again(tmp_path: P
     line = f"--launcher kubernetes:{Path('pod.yaml').absolute()} --nodes 2"
     assert asked.line(["baseline"]).endswith(line)
     assert Invocation.recorded("cpu", {}, asked.options()) == asked
+    assert launcher(asked.launcher).takes_out() == "kubectl cordon {node}"
 
 
 def a_pod(name: str, state: dict[str, Any], **status: object) -> dict[str, Any]:

@@ -205,8 +205,7 @@ class JobState:
             last = _container(pod).get("terminated", {})
             if last.get("reason") == "OOMKilled":
                 cause = f"pod {where} was killed for memory (OOMKilled)"
-                out = LaunchStatus.OUT_OF_MEMORY
-                yield End(status=out, cause=cause, kind=Kind.HOST_MEMORY)
+                yield End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, kind=Kind.HOST_MEMORY)
             if last.get("exitCode") == errno.ENOSPC:
                 cause = f"pod {where}: no space left on device, in {run_dir}"
                 yield End(status=LaunchStatus.CRASHED, cause=cause, kind=Kind.DISK_FULL)

@@ -148,8 +148,7 @@ class Request:
         nodes, deadline_s = launch.nodes, self.queue_s + launch.timeout_s + _MARGIN_S
         spec = self.pod.spec.model_dump(exclude_none=True, exclude_unset=True)
         container = spec["containers"][0]
-        container["name"] = self.pod.spec.containers[0].name
-        container["command"] = list(command)
+        container |= {"name": self.pod.spec.containers[0].name, "command": list(command)}
         container["env"] = [
             *container.get("env", ()),
             *({"name": key, "value": value} for key, value in environment.items()),
@@ -159,10 +158,9 @@ class Request:
         if self.gpus:
             container.setdefault("resources", {}).setdefault("limits", {})[GPU] = self.gpus
         if not any(mount.mountPath == _SHM for mount in self.pod.spec.containers[0].volumeMounts):
-            container.setdefault("volumeMounts", []).append(
-                {"name": _SHM_VOLUME, "mountPath": _SHM}
-            )
-            memory = {"name": _SHM_VOLUME, "emptyDir": {"medium": "Memory"}}
+            shm = {"name": _SHM_VOLUME}
+            container.setdefault("volumeMounts", []).append({**shm, "mountPath": _SHM})
+            memory = {**shm, "emptyDir": {"medium": "Memory"}}
             spec.setdefault("volumes", []).append(memory)
         # The run's folder is private to whoever started the harness.
         spec.setdefault("securityContext", {"runAsUser": os.getuid(), "runAsGroup": os.getgid()})
