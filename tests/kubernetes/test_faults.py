@@ -28,11 +28,11 @@ LONG = pytest.mark.slow
 def test_a_healthy_launch_leaves_what_one_machine_leaves(
     cluster: Cluster, pod: Path, tmp_path: Path
 ) -> None:
-    launch = two_ranks(steps=5)
+    launch = two_ranks("--dt", "0.1", steps=20)  # long enough for its agent to see it
     result = run(launch, pod, tmp_path)
     assert (result.status, result.exit_code, result.cause) == (LaunchStatus.COMPLETED, 0, "")
     told = [(end.rank, end.code, end.steps_done, end.node) for end in result.ranks]
-    assert told == [(0, 0, 5, "k0"), (1, 0, 5, "k1")]
+    assert told == [(0, 0, 20, "k0"), (1, 0, 20, "k1")]
     evidence = read_launch(tmp_path, launch, result)
     assert evidence.problems == ()
     assert evidence.devices_before and evidence.kernel_log and evidence.load
