@@ -177,17 +177,19 @@ def test_a_long_text_is_encoded_as_a_whole(name: str, monkeypatch: pytest.Monkey
 def test_text_is_cut_into_words_as_the_encoding_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of GPT-2: a word takes one blank before it with it, the others stay together."""
-    words = ["it", "'s", "  ", " b", "!?", " 12", "ab"]
-    ranks = [*(bytes([n]) for n in range(256)), *map(str.encode, words)]
+    """Of GPT-2: a word takes one blank before it with it, other blanks stay together."""
+    words = ["it", "'s", "  ", " b", "!?", " 12", "ab", "\n\n", "\n", "it", " \n\n"]
+    ranks = [bytes([n]) for n in range(256)]
+    ranks += sorted({word.encode() for word in words if len(word) > 1})
     ranks += [b"filler %d" % n for n in range(len(ranks), 50_256)]
     table = tmp_path / "table"
     lines = (f"{base64.b64encode(word).decode()} {n}\n" for n, word in enumerate(ranks))
     table.write_text("".join(lines))
     digest = hashlib.sha256(table.read_bytes()).hexdigest()
     monkeypatch.setattr("nsa.data.packing.GPT2_TABLE_SHA256", digest)
-    wanted = {"byte": list("".join(words).encode()), "gpt2": list(range(256, 256 + len(words)))}
-    assert open_tokenizer(name, str(table)).encode("".join(words)) == wanted[name]
+    text = "".join(words)
+    wanted = {"byte": [*text.encode()], "gpt2": [ranks.index(word.encode()) for word in words]}
+    assert open_tokenizer(name, str(table)).encode(text) == wanted[name]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -33,7 +33,7 @@ from nsa.tests.launched import (
     rows,
 )
 from nsa.tests.maths import device
-from nsa.tests.spoiled import SPOILED, SPOILS, spoil_gradient, trainer
+from nsa.tests.spoiled import SPOILED, SPOILS, spoil_first_micro_batch, spoil_gradient, trainer
 from nsa.train import checkpoint
 
 HALTED, NONFINITE, PREEMPTED = 10, 11, 13
@@ -56,6 +56,14 @@ def test_training_stops_at_a_number_that_is_not_finite(
     assert f"step {SPOILED}:" in end.reason
     assert loop.step <= SPOILED + (device().type == "cuda")
     assert kept(tmp_path) == list(range(1, SPOILED))
+
+
+def test_training_stops_at_one_micro_batch_that_is_not_finite(tmp_path: Path) -> None:
+    """Left out of its step, what the model cannot do would be trained around."""
+    loop = trainer(tmp_path, "train.accumulate_grad_batches=2")
+    spoil_first_micro_batch(loop)
+    end = loop.run()
+    assert (end.code, kept(tmp_path)) == (NONFINITE, list(range(1, SPOILED))), end
 
 
 def test_a_gradient_that_overflows_in_fp16_updates_nothing(tmp_path: Path) -> None:
