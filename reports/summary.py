@@ -146,7 +146,10 @@ def run_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _told("Software", *versions, f"runbook {record.tool_version}")
     yield from _told("Commit", _commit(known))
     yield from _told("Model", *_workloads(record), between="; ")
-    yield from _told("Profile", record.profile, str(record.profile_document.get("config", "")))
+    # A trainer of one's own has no config of ours, though its profile extends one that has.
+    own = record.profile_document.get("own_trainer")
+    config = "" if own else str(record.profile_document.get("config", ""))
+    yield from _told("Profile", record.profile, config)
     given = told(record.settings, record.sources, values_before(record))
     yield from _told("Set by hand", *given, between="; ")
     for what, listed in filter(None, map(counted, record.caveats)):
