@@ -16,16 +16,15 @@ _INTRO = """\
 # Thresholds
 
 Every limit, and where its value comes from: a requirement of [the specification](spec.md), or a
-choice of this program. A phase declares a limit in code; a profile gives it a value, a source and
-whether it decides. `python scripts/thresholds_page.py > docs/thresholds.md` writes this page; a
-test compares. [How far to trust this](trust.md) has the measured error rates.
+choice of this program. A phase declares a limit; a profile gives it a value, a source and whether
+it decides. `python scripts/thresholds_page.py > docs/thresholds.md` writes this page.
+[How far to trust this](trust.md) has the measured error rates.
 
 A *gate* decides, unless the profile only shows it. An *aim* is only shown. A *rule* is part of how
 a decision is made. A limit that belongs to a toggle is set with that toggle.
 
-A profile of your own says `extends: a100x2_pcie4` and what differs; `null` drops an inherited key.
-`runbook run --profile mine.yaml` uses it, `runbook judge RUN --profile mine.yaml` judges a finished
-run again by it.
+[A profile of your own](../CONTRIBUTING.md#add-a-profile) changes them for a run, or for
+[judging one again](artifacts.md#verify-and-judge-again).
 """
 
 _MACHINES = """\
