@@ -116,7 +116,10 @@ class SingleGpu(RowPhase):
         return [launch for turn in turns for launch in turn]
 
     def _whole(self, context: PlanContext) -> list[Launch]:
-        purpose = "the same global batch on one device"
+        own = context.profile.own_trainer
+        grows = own is not None and own.tokens_per_rank is not None
+        batch = "one rank's batch" if grows else "the same global batch"
+        purpose = f"{batch} on one device"
         return repeated(context, phase=self.name, purpose=purpose, ddp=False)
 
     def _shares(self, context: PlanContext) -> list[Launch]:

@@ -15,6 +15,8 @@ PROTOCOLS = ("blocks", "launches", "single")
 DEFAULT_PROTOCOL = PROTOCOLS[0]
 # Where launches run: on this machine.
 DEFAULT_LAUNCHER = "local"
+# Between the name of a launcher and the file that it reads.
+FILE_AFTER = ":"
 # How long a job may wait for its nodes.
 DEFAULT_QUEUE_S = 3600.0
 

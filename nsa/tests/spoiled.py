@@ -69,6 +69,17 @@ def spoil_logits(loop: Loop, change: Callable[[Tensor], Tensor]) -> None:
     loop.engine.model.register_forward_hook(hook)
 
 
+def spoil_first_micro_batch(loop: Loop) -> None:
+    """In one step the loss of the first micro-batch of two is not a number, that of the last is."""
+    seen: list[int] = []
+
+    def hook(_model: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
+        seen.append(loop.step)
+        return logits * torch.nan if seen.count(SPOILED) == 1 == len(seen) % 2 else logits
+
+    loop.engine.model.register_forward_hook(hook)
+
+
 def only_token_0(logits: Tensor) -> Tensor:
     """Every other token is impossible: the loss is infinite."""
     others = torch.zeros_like(logits)

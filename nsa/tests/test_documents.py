@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 import pytest
 
 from nsa.data.packing import PackedSource, open_source, open_tokenizer
-from nsa.data.source import DEPTH, Batch, DataError, Source
+from nsa.data.source import DEPTH, Batch, DataError, PrefetchSource, Source
 from nsa.settings import DataSection, Share
 from nsa.step.engine import Engine, StepOutcome
 from nsa.tests.corpus import (
@@ -176,17 +177,19 @@ def test_a_long_text_is_encoded_as_a_whole(name: str, monkeypatch: pytest.Monkey
 def test_text_is_cut_into_words_as_the_encoding_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of GPT-2: a word takes one blank before it with it, the others stay together."""
-    words = ["it", "'s", "  ", " b", "!?", " 12", "ab"]
-    ranks = [*(bytes([n]) for n in range(256)), *map(str.encode, words)]
+    """Of GPT-2: a word takes one blank before it with it, other blanks stay together."""
+    words = ["it", "'s", "  ", " b", "!?", " 12", "ab", "\n\n", "\n", "it", " \n\n"]
+    ranks = [bytes([n]) for n in range(256)]
+    ranks += sorted({word.encode() for word in words if len(word) > 1})
     ranks += [b"filler %d" % n for n in range(len(ranks), 50_256)]
     table = tmp_path / "table"
     lines = (f"{base64.b64encode(word).decode()} {n}\n" for n, word in enumerate(ranks))
     table.write_text("".join(lines))
     digest = hashlib.sha256(table.read_bytes()).hexdigest()
     monkeypatch.setattr("nsa.data.packing.GPT2_TABLE_SHA256", digest)
-    wanted = {"byte": list("".join(words).encode()), "gpt2": list(range(256, 256 + len(words)))}
-    assert open_tokenizer(name, str(table)).encode("".join(words)) == wanted[name]
+    text = "".join(words)
+    wanted = {"byte": [*text.encode()], "gpt2": [ranks.index(word.encode()) for word in words]}
+    assert open_tokenizer(name, str(table)).encode(text) == wanted[name]
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -249,6 +252,49 @@ def test_what_is_read_ahead_waits_for_a_slow_step(
                 assert len(made) <= DEPTH + 1, f"{len(made)} batches are read ahead"
     finally:
         source.close()
+
+
+def test_what_was_trained_on_is_let_go(tmp_path: Path) -> None:
+    """Or the host's memory grows with every document, and in every epoch again."""
+    size = 100_000
+    document = next(text for n in range(100) if not is_held_out(text := f"{n:04}" * (size // 4)))
+    write(tmp_path / "long.jsonl", [document])
+    source = opened(tmp_path, 0, 1, LONG)
+    assert isinstance(source, PrefetchSource)
+    epoch = len(document) // (ROWS * LONG) + 1
+    for _ in range(epoch):
+        source.inner.fetch()
+    tracemalloc.start()
+    try:
+        for _ in range(40 * epoch):
+            source.inner.fetch()
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        source.close()
+    # A byte of text is read as a number of 8 bytes, and what is left of a document stays.
+    assert held < 2 * 8 * size, f"forty epochs of {size} bytes leave {held}"
+
+
+def test_a_batch_that_had_to_be_waited_for_is_counted(
+    corpus: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or nobody learns that the data are what is slow."""
+    fetch = PackedSource.fetch
+
+    def slow(source: PackedSource) -> Batch:
+        sleep(0.05)
+        return fetch(source)
+
+    monkeypatch.setattr(PackedSource, "fetch", slow)
+    source = opened(corpus, 0, 1)
+    try:
+        for _ in range(4):
+            source.fetch()
+        told = source.statistics()
+    finally:
+        source.close()
+    assert told is not None and told["waits"] >= 2 and told["wait_s"] > 0.05, told
 
 
 def counted(made: list[Batch], fetch: Callable[..., Batch]) -> Callable[..., Batch]:

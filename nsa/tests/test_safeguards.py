@@ -10,7 +10,11 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
+import time
 from collections.abc import Collection
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from torch import Tensor, nn
 
 from nsa.launch.plan import Place
 from nsa.launch.ranks import Ranks
+from nsa.step import clock
 from nsa.step.sync import Posted, post
 from nsa.tests.launched import (
     STEPS,
@@ -28,7 +33,7 @@ from nsa.tests.launched import (
     rows,
 )
 from nsa.tests.maths import device
-from nsa.tests.spoiled import SPOILED, SPOILS, spoil_gradient, trainer
+from nsa.tests.spoiled import SPOILED, SPOILS, spoil_first_micro_batch, spoil_gradient, trainer
 from nsa.train import checkpoint
 
 HALTED, NONFINITE, PREEMPTED = 10, 11, 13
@@ -51,6 +56,14 @@ def test_training_stops_at_a_number_that_is_not_finite(
     assert f"step {SPOILED}:" in end.reason
     assert loop.step <= SPOILED + (device().type == "cuda")
     assert kept(tmp_path) == list(range(1, SPOILED))
+
+
+def test_training_stops_at_one_micro_batch_that_is_not_finite(tmp_path: Path) -> None:
+    """Left out of its step, what the model cannot do would be trained around."""
+    loop = trainer(tmp_path, "train.accumulate_grad_batches=2")
+    spoil_first_micro_batch(loop)
+    end = loop.run()
+    assert (end.code, kept(tmp_path)) == (NONFINITE, list(range(1, SPOILED))), end
 
 
 def test_a_gradient_that_overflows_in_fp16_updates_nothing(tmp_path: Path) -> None:
@@ -247,3 +260,19 @@ def test_the_last_save_may_take_longer_than_the_grace_time(
     )
     assert loop.run().code == PREEMPTED
     assert overdue == kept(tmp_path) == [loop.step]
+
+
+def test_a_step_is_timed_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of day jumps by an hour at every look, as a copy of the module finds it."""
+    jumps = count(0.0, 3600.0)
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    spec = spec_from_file_location("timed", clock.__file__)
+    assert spec is not None and spec.loader is not None
+    copy = module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "timed", copy)
+    spec.loader.exec_module(copy)
+    timed = copy.StepClock(torch.device("cpu"))
+    with timed.fetching():
+        pass
+    mark = timed.tick()
+    assert 0 <= mark.fetch_s <= mark.seconds() < 60

@@ -11,6 +11,7 @@ import gc
 import hashlib
 import json
 import os
+import pickle
 import shutil
 import threading
 from pathlib import Path
@@ -136,6 +137,19 @@ ABOUT = {
     "lr": "the place in the schedule",
 }
 OF_THE_UPDATE = "moments and step counts of the optimizer"
+
+
+# Of docs/trainer-contract.md, "Run directory", what a launch on one rank with saves and evaluations
+# writes by itself.
+FILES = {
+    "env.json", "training.csv", "val.csv", "gates.csv", "heartbeat_rank0.jsonl", "checkpoints",
+}  # fmt: skip
+
+
+def test_a_launch_writes_what_its_contract_lists(whole: tuple[Path, dict[str, Any]]) -> None:
+    """A further file may grow with every step, and nobody watches it."""
+    names = {path.name.partition("_rank0_")[0] for path in whole[0].iterdir()}
+    assert names - {"tb", "stackdump"} == FILES
 
 
 def test_all_checkpoints_stay_where_none_may_go(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -310,6 +324,29 @@ def test_a_damaged_checkpoint_is_refused_and_an_evaluation_that_is_owed_is_made(
     assert (resumed["step"], len(resumed["refused"])) == (4, 1), resumed
     assert [row["step"] for row in rows(on, "training.csv")] == [5, 6]
     assert rows(on, "val.csv") == rows(whole[0], "val.csv")[1:]
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """Whoever gave it to you also wrote its digests."""
+    folder = copied(whole[0], tmp_path / "run", 3)
+    description = folder / MIDDLE / ".metadata"
+    description.write_bytes(pickle.dumps(Code(str(tmp_path / "it ran"))))
+    sums = facts_of(folder / MIDDLE)["sha256"]
+    tell(folder / MIDDLE, sha256={**sums, description.name: sha256_of(description)})
+    _, ended = launch(tmp_path / "on", "--resume", str(folder), code=CONFIG)
+    assert not (tmp_path / "it ran").exists(), ended
+
+
+class Code:
+    """What makes a folder as soon as it is unpickled."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (self.path,)
 
 
 @pytest.mark.parametrize("place", [0, LARGE // 2, LARGE - 1])

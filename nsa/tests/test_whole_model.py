@@ -25,6 +25,7 @@ from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
 from nsa.step.engine import Engine
+from nsa.step.optimizer import learning_rate
 from nsa.tests import built, pieces
 from nsa.tests.truth import SLOPES, Truth
 from nsa.witness import oracle
@@ -442,3 +443,12 @@ def test_a_short_launch_has_the_schedule_of_the_whole_run(
     file = built.write_config("mlp, own head", folder, steps=1000)
     asked = ["--config", str(file), "--steps", "10", *words, *resume]
     assert plan_launch(asked, built.BATCHED).schedule_steps == steps
+
+
+def test_the_rate_stays_where_the_schedule_ends() -> None:
+    """A run that goes on beyond it does not begin to rise again."""
+    rates = [
+        learning_rate(step, peak=1.0, warmup_steps=10, total_steps=100, shape="cosine")
+        for step in (100, 101, 150, 190, 1000)
+    ]
+    assert rates == pytest.approx([0.1] * 5, rel=1e-12)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from runbook import FILE_AFTER
 from runbook.config.extends import is_file, read_mapping, validated
 from runbook.config.load import load_profile_document
 from runbook.config.phase import Phase, PlanContext
@@ -55,6 +56,8 @@ class RunOptions(Invocation):
         kept = {field.name: getattr(self, field.name) for field in fields(Invocation)}
         named = {"profile": self.profile, "plan": self.plan}
         files = {name: lasting(text) for name, text in named.items() if is_file(text)}
+        kind, colon, path = self.launcher.partition(FILE_AFTER)
+        files |= {"launcher": f"{kind}{FILE_AFTER}{lasting(path)}"} if colon else {}
         return Invocation(**kept | files | {"out": lasting(self.out)})
 
     def document(self) -> dict[str, str | int | float | bool | None]:

@@ -14,8 +14,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+from runbook import DEFAULT_QUEUE_S, FILE_AFTER
 from runbook.config.profile import Profile
-from runbook.config.registry import installed
+from runbook.config.registry import installed, names
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError, choice_for
 from runbook.folder.launch.documents import Load
@@ -118,10 +119,15 @@ class Launcher(Protocol):
 
 
 class LauncherKind(Protocol):
-    """A way to run launches, as the command line names it."""
+    """A way to run launches, as the command line names it.
+
+    Where `NAME:FILE` is read, it is made with the file's path, and without one for `NAME` alone.
+    """
 
     here: bool
     """Does everything run on this machine?"""
+    reads: Sequence[str]
+    """The options of the command line that it obeys; `FILE_AFTER` where it reads a file."""
 
     def lacks(self) -> list[str]:
         """What a run with it lacks here, in words."""
@@ -144,9 +150,32 @@ class LauncherKind(Protocol):
 
 @lru_cache(maxsize=8)
 def launcher(name: str) -> LauncherKind:
-    """The launcher of this name. Raises UsageError that lists those that there are."""
+    """The launcher of `NAME` or `NAME:FILE`. Raises UsageError that lists those that there are."""
+    name, _, path = name.partition(FILE_AFTER)
     found = {entry.name: entry for entry in installed(GROUP)}
     if name not in found:
         raise UsageError([f"--launcher {name!r}: no such launcher{choice_for(name, found)}"])
-    kind: LauncherKind = found[name].load()()
+    made = found[name].load()
+    if path and FILE_AFTER not in made.reads:
+        raise UsageError([f"--launcher {name}{FILE_AFTER}{path}: {name} takes no file"])
+    kind: LauncherKind = made(path) if path else made()
     return kind
+
+
+def unread(options: RunOptions, reads: Sequence[str]) -> list[str]:
+    """What was typed for another launcher than one that reads these options, in words."""
+    typed = {
+        "--nodes": options.nodes != 1,
+        "--partition": bool(options.partition),
+        "--account": bool(options.account),
+        "--queue-s": options.queue_s != DEFAULT_QUEUE_S,
+    }
+    return [
+        f"{flag} is for --launcher {'|'.join(one for one in names(GROUP) if _reads(one, flag))}"
+        for flag, given in typed.items()
+        if given and flag not in reads
+    ]
+
+
+def _reads(name: str, flag: str) -> bool:
+    return flag in launcher(name).reads

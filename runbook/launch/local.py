@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from runbook import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S
+from runbook import DEFAULT_LAUNCHER
 from runbook.config.profile import Profile
 from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
@@ -26,6 +26,7 @@ from runbook.launch.launcher_api import (
     Launcher,
     Running,
     Start,
+    unread,
 )
 from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.devices import When, gpu_samples, write_devices
@@ -159,6 +160,7 @@ class Local:
     """This machine, as `--launcher` names it, and as a run's launcher."""
 
     here = True
+    reads = ()
 
     def start(self, start: Start) -> Running:
         """As in `Launcher`. Raises RefusedError where no process or thread may be started."""
@@ -187,15 +189,7 @@ class Local:
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""
-        given = {
-            "--nodes": options.nodes != 1,
-            "--partition": bool(options.partition),
-            "--account": bool(options.account),
-            "--queue-s": options.queue_s != DEFAULT_QUEUE_S,
-        }
-        others = f"--launcher {'|'.join(other_launchers())}"
-        found = [f"{flag} is for {others}" for flag, typed in given.items() if typed]
-        return found + nodes_problems(options, profile)
+        return unread(options, self.reads) + nodes_problems(options, profile)
 
     def launcher(
         self,

@@ -71,11 +71,12 @@ def run_tool(
     variables: Mapping[str, str] = NO_VARIABLES,
     without: Container[str] = (),
     only: bool = False,
+    given: str = "",
 ) -> ToolResult:
     """Run `argv` in a session of its own; on a timeout the whole session is killed.
 
     `variables` are set besides those of this process; those named in `without` are not passed on.
-    `only`: `variables` are all that is set.
+    `only`: `variables` are all that is set. `given` is what it reads on its stdin.
     """
     environment = {
         name: value
@@ -84,11 +85,18 @@ def run_tool(
     }
     environment |= variables
     try:
-        process = start(argv, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd)
+        process = start(
+            argv,
+            environment,
+            stdin=subprocess.PIPE if given else subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=cwd,
+        )
     except OSError as error:
         return ToolResult(stdout="", stderr="", problem=f"{argv[0]}: {error.strerror or error}")
     try:
-        said = process.communicate(timeout=timeout_s)
+        said = process.communicate(given.encode() or None, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         left = _gave_up(process)
         problem = f"{argv[0]}: no answer within {timeout_s:g} s"

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 
 from runbook.accounts.clocks import ARRIVAL_S
-from runbook.launch.slurm.files import RankOnNode
-from runbook.launch.slurm.ranks import RanksOnNodes
+from runbook.launch.nodes.files import RankOnNode
+from runbook.launch.nodes.ranks import RanksOnNodes
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import Leeway, Reading, WallGap
 from tests.factory.files import record, say

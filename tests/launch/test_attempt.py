@@ -178,6 +178,7 @@ class Elsewhere(Local):
     """Another package's launcher, which knows nothing of accounts."""
 
     here = False
+    reads = ("--account",)
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         return [f"no account is needed for {profile.name}"] if options.account else []

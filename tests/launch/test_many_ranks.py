@@ -12,8 +12,8 @@ import pytest
 
 from runbook.accounts.tables import written_account
 from runbook.launch.end import rank_exits
+from runbook.launch.nodes.ranks import OwnRanks
 from runbook.launch.observer import Observer
-from runbook.launch.slurm.ranks import OwnRanks
 from runbook.launch.watch import LOOKS_PER_S, RankWatch
 from runbook.launch.watch.live_status import LiveStatus
 from runbook.launch.watch.watchdog import Budgets, Watchdog

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+from runbook.folder import run_folders
 from runbook.launch import Budgets, LaunchOptions, run_launch
+from runbook.launch.nodes import NodesLauncher
 from runbook.launch.observer import Observer
-from runbook.launch.slurm import Request, SlurmLauncher
+from runbook.launch.slurm import Request, SlurmCluster
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch
@@ -33,9 +40,11 @@ def two_ranks(*words: str, steps: int = 20) -> Launch:
     return launch(*argv, name="one", nodes=2, steps=steps, timeout_s=240)
 
 
-def launcher(root: Path, *, queue_s: float = 240, notes: Notes | None = None) -> SlurmLauncher:
-    told = notes or Notes()
-    return SlurmLauncher(run_root=root, request=Request(), queue_s=queue_s, note=told.note)
+def launcher(
+    root: Path, *, queue_s: float = 240, notes: Notes | None = None, partition: str = ""
+) -> NodesLauncher:
+    told, cluster = notes or Notes(), SlurmCluster(request=Request(partition=partition))
+    return NodesLauncher(run_root=root, cluster=cluster, queue_s=queue_s, note=told.note)
 
 
 def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
@@ -45,3 +54,24 @@ def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
     result = run_launch(launch, LaunchOptions(run_root=root, **fields | options))  # type: ignore[arg-type]
     assert carriers(result.run_token) == []
     return result
+
+
+def killed_in_the_middle(folder: Path, environment: dict[str, str], *words: str) -> Path:
+    """A run whose harness got SIGKILL while the launch of the baseline trained."""
+    harness = subprocess.Popen(
+        [sys.executable, "-P", "-m", "runbook", "run", *words],
+        cwd=folder,
+        env=os.environ | environment,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline and harness.poll() is None:
+        found = list(folder.glob("artifacts/*/baseline/run1/training.csv"))
+        if found:
+            break
+        time.sleep(0.1)
+    assert harness.poll() is None, "the run ended before its baseline"
+    harness.send_signal(signal.SIGKILL)
+    harness.wait()
+    (run_root,) = run_folders(folder / "artifacts")
+    return run_root

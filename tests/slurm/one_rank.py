@@ -14,7 +14,7 @@ FAKE = Path(__file__).parents[1] / "launch/fake_trainer.py"
 
 
 def main() -> int:
-    rank = int(Path(os.environ["RUNBOOK_NODE_FOLDER"]).name.removeprefix("n"))
+    rank = int(Path(os.environ["RUNBOOK_NODE_FOLDER"]).name[1:])
     child = subprocess.Popen(
         [sys.executable, str(FAKE), *sys.argv[1:]], env={**os.environ, "RANK": str(rank)}
     )

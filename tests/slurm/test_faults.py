@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,7 +18,7 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, StopRequest, adopt_launch
-from runbook.launch.slurm.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state
+from runbook.launch.nodes.files import JOB_JSON, NODE_TOKEN_VARIABLE, last_state
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.launch.helpers import At
@@ -140,8 +139,7 @@ def test_a_queue_that_never_starts(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def test_what_slurm_refuses_is_told_in_its_words(cluster: Cluster, tmp_path: Path) -> None:
-    asks = launcher(tmp_path)
-    asks.request = replace(asks.request, partition="no_such")
+    asks = launcher(tmp_path, partition="no_such")
     result = run(two_ranks(), tmp_path, launcher=asks, retry=True)
     assert result.status is LaunchStatus.ENVIRONMENT_ERROR and result.attempts == 1
     assert result.cause.startswith("sbatch refused the job: ")

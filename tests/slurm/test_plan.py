@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from runbook.engine.verify import verify_run
-from runbook.folder import run_folders
 from runbook.folder.manifest import check_manifest
 from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster
+from tests.slurm.helpers import killed_in_the_middle
 
 # Thirteen launches with all their steps, beside other tests.
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -25,31 +20,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
 WORDS = ("--profile", "cpu", "--launcher", "slurm", "--nodes", "2")
 
 
-def killed_in_the_middle(folder: Path, environment: dict[str, str]) -> Path:
-    """A run whose harness got SIGKILL while the launch of the baseline trained."""
-    harness = subprocess.Popen(
-        [sys.executable, "-P", "-m", "runbook", "run", *WORDS],
-        cwd=folder,
-        env=os.environ | environment,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 600
-    while time.monotonic() < deadline and harness.poll() is None:
-        found = list(folder.glob("artifacts/*/baseline/run1/training.csv"))
-        if found:
-            break
-        time.sleep(0.1)
-    assert harness.poll() is None, "the run ended before its baseline"
-    harness.send_signal(signal.SIGKILL)
-    harness.wait()
-    (run_root,) = run_folders(folder / "artifacts")
-    return run_root
-
-
 def test_the_whole_plan_says_go_though_its_harness_was_killed(
     cluster: Cluster, tmp_path: Path
 ) -> None:
-    run_root = killed_in_the_middle(tmp_path, cluster.environment)
+    run_root = killed_in_the_middle(tmp_path, cluster.environment, *WORDS)
     left = json.loads((run_root / "baseline/run1/job.json").read_text())
     done = runbook(
         "run", "--resume", run_root.name, cwd=tmp_path, timeout_s=900, **cluster.environment

@@ -13,10 +13,7 @@ from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.observer import Observer
-from runbook.launch.slurm import Request, agent_script
-from runbook.launch.slurm.commands import parse_job
-from runbook.launch.slurm.files import (
+from runbook.launch.nodes.files import (
     NODE_JSONL,
     NODES,
     NodeState,
@@ -24,10 +21,14 @@ from runbook.launch.slurm.files import (
     keep_nodes,
     kept_nodes,
 )
+from runbook.launch.observer import Observer
+from runbook.launch.slurm import Request, agent_script
+from runbook.launch.slurm.commands import parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.slurm.helpers import launcher
 
+KEPT = "slurm_nodes.json"
 ASKED = RunOptions(phases="baseline", profile="cpu", launcher="slurm", nodes=2, partition="gpu")
 
 
@@ -47,9 +48,9 @@ def test_the_ranks_are_spread_over_the_nodes_and_one_process_has_one() -> None:
     [
         ({"launcher": "slum", "nodes": 2}, "no such launcher (did you mean 'slurm'?)"),
         ({"launcher": "slurm", "nodes": 3}, "the 2 ranks of profile cpu cannot be spread evenly"),
-        ({"nodes": 2}, "--nodes is for --launcher slurm"),
+        ({"nodes": 2}, "--nodes is for --launcher kubernetes|slurm"),
         ({"partition": "gpu"}, "--partition is for --launcher slurm"),
-        ({"queue_s": 5.0}, "--queue-s is for --launcher slurm"),
+        ({"queue_s": 5.0}, "--queue-s is for --launcher kubernetes|slurm"),
         (
             {"launcher": "slurm", "nodes": 2, "profile": "a100x2_pcie4"},
             "profile a100x2_pcie4 is for 1 node(s)",
@@ -117,16 +118,17 @@ def test_a_pair_runs_on_its_own_nodes() -> None:
 
 def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> None:
     """However a run begins: what ran on fewer nodes ran on some of those of what has more."""
-    assert kept_nodes(tmp_path) == ()
+    assert kept_nodes(tmp_path / KEPT) == ()
     for job, kept in (
         (["n7"], ("n7",)),
         (["n4", "n7", "n9"], ("n7", "n4", "n9")),
         (["n4", "n7"], ("n7", "n4", "n9")),
     ):
-        keep_nodes(tmp_path, job)
-        assert kept_nodes(tmp_path) == kept
+        keep_nodes(tmp_path / KEPT, job)
+        assert kept_nodes(tmp_path / KEPT) == kept
     launch = prepare(ASKED).planned[0]
-    assert "--nodelist=n7,n4" in Request().words(launch, name="x", names=kept_nodes(tmp_path))
+    names = kept_nodes(tmp_path / KEPT)
+    assert "--nodelist=n7,n4" in Request().words(launch, name="x", names=names)
     # Of nodes that are not known yet Slurm chooses, beside those that are.
     words = Request().words(launch, name="x", names=("n7",))
     assert {"--nodes=2", "--nodelist=n7"} <= set(words)
@@ -134,8 +136,8 @@ def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> 
 
 def test_preflight_names_the_nodes_in_the_order_in_which_launches_take_them(tmp_path: Path) -> None:
     """Pairs of nodes are measured by places in that order, and told by these names."""
-    keep_nodes(tmp_path, ["n1"])
-    keep_nodes(tmp_path, ["n0", "n1", "n2"])
+    keep_nodes(tmp_path / KEPT, ["n1"])
+    keep_nodes(tmp_path / KEPT, ["n0", "n1", "n2"])
     root = tmp_path / "preflight/nodes" / NODES
     for index, name in enumerate(("n0", "n1", "n2")):
         (root / name).mkdir(parents=True)
@@ -144,4 +146,4 @@ def test_preflight_names_the_nodes_in_the_order_in_which_launches_take_them(tmp_
     (root.parent / LAUNCH_JSON).write_text("{}")
     facts = _gathered(tmp_path, root.parent, launcher(tmp_path))
     assert facts[NODE_NAMES].value == "n1, n0, n2"
-    assert kept_nodes(tmp_path) == ("n1", "n0", "n2")
+    assert kept_nodes(tmp_path / KEPT) == ("n1", "n0", "n2")

@@ -11,7 +11,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook import DEFAULT_LAUNCHER, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
+from runbook import DEFAULT_LAUNCHER, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S, FILE_AFTER
 from runbook.cli._parser import command, number_type, whole_type
 from runbook.cli._runs import find_run
 from runbook.console import Console, OutputFormat
@@ -48,7 +48,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
     found.extend(_output_problems(args))
     # A name that there is not is told with the options.
-    if args.launcher in registry.names(GROUP) and not args.dry_run:
+    if args.launcher.partition(FILE_AFTER)[0] in registry.names(GROUP) and not args.dry_run:
         found.extend(launcher(args.launcher).lacks())
     found.extend(_continued(args))
     phases = "all" if args.phase is None else args.phase
@@ -201,12 +201,14 @@ def run(args: argparse.Namespace, console: Console) -> int:
           equal launch of the phase has failed; without it these are not started
 
     where it runs:
-      --launcher NAME  where launches run: local, this machine (default), or slurm, each as a job
-          of Slurm, on nodes that share this folder and this Python; a package may add others
-      --nodes N         with slurm: the nodes over which the profile's ranks are spread (default: 1)
+      --launcher NAME  where launches run: local, this machine (default), slurm, each as a job of
+          Slurm, or kubernetes:FILE, each as a Job whose pods are like the one in FILE; on nodes
+          that share this folder and this Python; a package may add others
+      --nodes N         on a cluster: the nodes over which the profile's ranks are spread (default:
+          1)
       --partition NAME  with slurm: the partition of the jobs (default: the cluster's)
       --account NAME    with slurm: the account that pays for the jobs (default: the cluster's)
-      --queue-s S       with slurm: end a job that has waited S seconds for its nodes
+      --queue-s S       on a cluster: end a job that has waited S seconds for its nodes
           (default: 3600)
 
     how it is measured:

@@ -1,7 +1,6 @@
 """The launcher of a Slurm cluster: a job for each launch, and an agent on each node of it.
 
-Agents and harness share only the run directory. Code belongs here if it talks to Slurm, or if it is
-one of the two ends of those files; what a launch means is decided where it is for every launcher.
+Code belongs here if it talks to Slurm.
 """
 
 from __future__ import annotations
@@ -17,103 +16,65 @@ from pathlib import Path
 
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions, Setup
-from runbook.errors import RunbookError
-from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import completed, rendezvous
-from runbook.launch.launcher_api import Launcher, Running, Start
-from runbook.launch.local import nodes_problems
-from runbook.launch.slurm import commands, files
-from runbook.launch.slurm.job import SlurmRun
+from runbook.launch.launcher_api import Launcher, Start
+from runbook.launch.nodes import NodesLauncher, chosen, gpus_per_node, problems_of
+from runbook.launch.nodes.cluster import Standing
+from runbook.launch.nodes.files import Job
+from runbook.launch.slurm import commands
 from runbook.records import Launch
 from runbook.records.launch import TORCHRUN
 
 
 @dataclass(kw_only=True)
-class SlurmLauncher:
-    """Starts launches on nodes of a cluster that share the run's folder and this Python.
+class SlurmCluster:
+    """Slurm as a `Cluster`, which is asked for every launch in the same way."""
 
-    `queue_s` is how long a job may wait for its nodes. `note` is told what a person should read.
-    """
-
-    run_root: Path
     request: Request
-    queue_s: float
-    note: Callable[[str], None]
-    here: bool = field(default=False, init=False)
+    name: str = field(default="slurm", init=False)
+    title: str = field(default="Slurm", init=False)
+    pending: Standing = field(init=False, default=commands.JobState(state="PENDING"))
+    by_itself_s: float = field(default=3.0, init=False)
+    meet_s: float = field(default=120.0, init=False)
 
-    def start(self, start: Start) -> Running:
-        """As in `Launcher`. Raises RefusedError."""
-        words = list(start.command.argv)
-        torchrun = words[:1] == [TORCHRUN]
-        job = files.Job(
-            run_token=start.token,
-            nodes=start.launch.nodes,
-            nproc=start.launch.nproc,
-            argv=tuple(words[1:] if torchrun else words),
-            torchrun=torchrun,
-            folder=str(start.command.folder or ""),
-        )
-        path = start.run_dir / files.JOB_JSON
-        files.write_record(path, job)
-        options = self.request.words(
-            start.launch, name=job.name, names=files.kept_nodes(self.run_root)
-        )
+    def submit(self, start: Start, job: Job, names: tuple[str, ...]) -> Job:
+        """As in `Cluster`. Raises RefusedError."""
+        options = self.request.words(start.launch, name=job.name, names=names)
         options += ["--output=/dev/null", "--error=/dev/null"]
         # The job inherits the launch's environment, and the same cluster is asked.
         cluster = {name: value for name, value in os.environ.items() if name == "SLURM_CONF"}
         environment = {**start.environment, **cluster}
         number = commands.submit(options, agent_script(start.run_dir), environment)
-        job = job.model_copy(update={"job_id": number})
-        try:
-            files.write_record(path, job)
-        except OSError:
-            commands.cancel(number)
-            raise
-        return self._running(start, job)
+        return job.model_copy(update={"job_id": number})
 
-    def adopt(self, start: Start) -> Running | None:
-        """As in `Launcher`: the job is found by its number, or by the token in its name."""
-        job = files.read_record(start.run_dir / files.JOB_JSON, files.Job)
-        if job is None or job.run_token != start.token:
-            return None
-        number = job.job_id or commands.find_job(job.name)
-        known = bool(number) and commands.job_state(number) is not None
-        said = [files.last_state(folder) for folder in files.node_folders(start.run_dir)]
-        # Every node may have written all that it had to say.
-        ended = sum(state is not None and state.end is not None for state in said) >= job.nodes
-        if not (known or ended):
-            return None
-        self.note(f"{start.launch.name}: job {number} outlived its harness and is watched again")
-        return self._running(start, job.model_copy(update={"job_id": number}))
+    def found(self, job: Job) -> Job:
+        """As in `Cluster`."""
+        return job.model_copy(update={"job_id": job.job_id or commands.find_job(job.name)})
 
-    def nodes(self, run_dir: Path) -> list[Path]:
-        """As in `Launcher`."""
-        kept = files.kept_nodes(self.run_root)
-        folders = {folder: files.last_state(folder) for folder in files.node_folders(run_dir)}
-        placed = []
-        for folder, state in folders.items():
-            if state is None:
-                raise RunbookError(f"{folder / files.NODE_JSONL} is damaged")
-            known = kept.index(folder.name) if folder.name in kept else len(kept)
-            placed.append((known, state.index, folder.name, folder))
-        return [folder for *_, folder in sorted(placed)]
+    def look(self, job: Job) -> Standing | None:
+        """As in `Cluster`. Raises RefusedError."""
+        return commands.job_state(job.job_id) if job.job_id else None
 
-    def is_own_file(self, name: str) -> bool:
-        """As in `Launcher`."""
-        return name in (CONSOLE_LOG, files.NODE_JSONL, files.ASKS_JSONL)
+    def is_listed(self, job: Job) -> bool:
+        """As in `Cluster`."""
+        return commands.is_listed(job.job_id)
 
-    def _running(self, start: Start, job: files.Job) -> SlurmRun:
-        return SlurmRun(start, job, queue_s=self.queue_s, note=self.note, on_begin=self._remember)
+    def cancel(self, job: Job, *, at_once: bool) -> None:
+        """As in `Cluster`."""
+        commands.cancel(job.job_id, *(("--signal=KILL", "--full") if at_once else ()))
 
-    def _remember(self, expression: str) -> None:
-        """Keep the nodes of a job for all that follow; one of more nodes adds the others."""
-        files.keep_nodes(self.run_root, commands.host_names(expression))
+    def calls(self, node: str) -> str:
+        """As in `Cluster`."""
+        words = commands.node_words(node)
+        why = f", {words['Reason']}" if words.get("Reason") else ""
+        return f"{words.get('State', 'unknown')}{why}"
 
 
 class Slurm:
     """Jobs of Slurm, as `--launcher` names them."""
 
     here = False
+    reads: Sequence[str] = ("--nodes", "--partition", "--account", "--queue-s")
 
     def lacks(self) -> list[str]:
         """As in `LauncherKind`."""
@@ -123,15 +84,12 @@ class Slurm:
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""
-        own = "--launcher slurm: a trainer of one's own runs on one machine only, so far"
-        return [own] * (profile.own_trainer is not None) + nodes_problems(options, profile)
+        return problems_of(self, "slurm", options, profile)
 
     def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
         """As in `LauncherKind`."""
-        queue_s = setup.options.queue_s
-        return SlurmLauncher(
-            run_root=run_root, request=request_of(setup), queue_s=queue_s, note=note
-        )
+        cluster, queue_s = SlurmCluster(request=request_of(setup)), setup.options.queue_s
+        return NodesLauncher(run_root=run_root, cluster=cluster, queue_s=queue_s, note=note)
 
     def printed(self, launch: Launch, setup: Setup) -> str:
         """As in `LauncherKind`: the batch script of its job."""
@@ -174,9 +132,8 @@ class Request:
         words += [f"--partition={self.partition}"] if self.partition else []
         words += [f"--account={self.account}"] if self.account else []
         words += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
-        places = launch.on or range(min(launch.nodes, len(names)))
-        chosen = [names[place] for place in places] if names else []
-        return [*words, f"--nodelist={','.join(chosen)}"] if chosen else words
+        on = chosen(launch, names)
+        return [*words, f"--nodelist={','.join(on)}"] if on else words
 
 
 def request_of(setup: Setup) -> Request:
@@ -185,7 +142,7 @@ def request_of(setup: Setup) -> Request:
     return Request(
         partition=options.partition,
         account=options.account,
-        gpus_per_node=profile.ranks // options.nodes if profile.has_gpu else 0,
+        gpus_per_node=gpus_per_node(options, profile),
     )
 
 
@@ -196,7 +153,7 @@ _SRUN = ("srun", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none")
 def agent_script(run_dir: Path) -> str:
     """What the job of a launch runs: the agent on every node."""
     words = [*_SRUN, sys.executable, "-P", "-m", AGENT, str(run_dir.resolve())]
-    log = shlex.quote(str(run_dir.resolve() / "slurm.log"))
+    log = shlex.quote(str(run_dir.resolve() / commands.LOG))
     return f"exec {shlex.join(words)} >>{log} 2>&1"
 
 

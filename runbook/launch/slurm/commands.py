@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.launch.inputs import RefusedError
+from runbook.launch.nodes.files import Job
 from runbook.process import run_tool
 from runbook.records import End, Kind, LaunchStatus
 
@@ -23,12 +24,18 @@ OVER = (
     *("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"),
     *("OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "REVOKED"),
 )
+# What srun and the agents said.
+LOG = "slurm.log"
+_LONGEST = 300
 _WAITING = ("PENDING", "CONFIGURING", "REQUEUED")
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """A job as Slurm sees it: `code` is its batch script's exit code, `nodes` an expression."""
+    """A job as Slurm tells of it, `Standing` of the launcher: `code` is its script's exit code.
+
+    `nodes` is an expression.
+    """
 
     state: str
     reason: str = ""
@@ -44,6 +51,38 @@ class JobState:
     def over(self) -> bool:
         """True once nothing of it can run any more, or Slurm only waits for what ran."""
         return self.state in (*OVER, "COMPLETING")
+
+    @property
+    def why(self) -> str:
+        """Why Slurm lets it wait, in its words."""
+        return self.reason if self.reason not in ("", "None") else "Slurm gives no reason"
+
+    def names(self) -> tuple[str, ...]:
+        """`n[0-1]` as the names of the nodes, in their order."""
+        return host_names(self.nodes)
+
+    def ended(self, job: Job, run_dir: Path, *, gone: bool, silent: str) -> End:
+        """As in `Standing`."""
+        name, called = job.called, "gone from Slurm" if gone else self.state
+        if self.code == errno.ENOSPC:
+            cause = f"{name}: no space left on device, in {run_dir}"
+            return End(status=LaunchStatus.CRASHED, cause=cause, kind=Kind.DISK_FULL)
+        if self.state == "TIMEOUT":
+            cause = f"{name} reached its time limit in Slurm"
+            return End(status=LaunchStatus.TIMED_OUT, cause=cause)
+        if self.state == "NODE_FAIL":
+            cause = f"{name}: a node failed, says Slurm ({self.nodes})"
+            return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
+        if self.state in ("CANCELLED", "PREEMPTED"):
+            cause = f"{name} was ended in Slurm by somebody else (state {called})"
+            return End(status=LaunchStatus.PREEMPTED, cause=cause)
+        path = run_dir / LOG
+        text = path.read_text("utf-8", "replace") if path.is_file() else ""
+        said = [line.strip()[:_LONGEST] for line in text.split("\n") if line.strip()]
+        last = f"{LOG} ends with: {said[-1]}" if said else f"{LOG} is empty"
+        over = f"{name} is over ({called}, exit code {self.code})"
+        cause = f"{over}, but {silent} did not say how; {last}"
+        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
 
 
 def submit(words: Sequence[str], script: str, environment: Mapping[str, str]) -> int:
@@ -100,7 +139,7 @@ def cancel(job_id: int, *words: str) -> None:
 
 
 def host_names(expression: str) -> tuple[str, ...]:
-    """`n[0-1]` as the names of the nodes, in their order."""
+    """The nodes of an expression by name, in their order."""
     if not expression:
         return ()
     done = run_tool(["scontrol", "show", "hostnames", expression], timeout_s=_TIMEOUT_S)
@@ -111,57 +150,3 @@ def node_words(node: str) -> dict[str, str]:
     """What Slurm says of a node, by its own keys; empty if it says nothing."""
     done = run_tool(["scontrol", "--oneliner", "show", "node", node], timeout_s=_TIMEOUT_S)
     return dict(_WORD.findall(done.stdout))
-
-
-_LONGEST = 300
-
-
-def reason_of(state: JobState) -> str:
-    """Why Slurm lets a job wait, in its words."""
-    return state.reason if state.reason not in ("", "None") else "Slurm gives no reason"
-
-
-def never_started(name: str, state: JobState, *, waited_s: float, limit_s: float) -> End:
-    """The job waited for longer than it may."""
-    cause = (
-        f"{name} never started: {waited_s:.0f} s in the queue, the limit is {limit_s:g} s "
-        f"(--queue-s); {reason_of(state)}"
-    )
-    return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
-
-
-def lost_node(node: str, silent_s: float) -> End:
-    """The agent of a node was not heard for so long; Slurm is asked what it knows of the node."""
-    words = node_words(node)
-    why = f", {words['Reason']}" if words.get("Reason") else ""
-    cause = (
-        f"node {node} is lost: nothing heard from it for {silent_s:.0f} s; "
-        f"Slurm calls it {words.get('State', 'unknown')}{why}"
-    )
-    return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause, node=node)
-
-
-def ended_early(name: str, state: JobState, run_dir: Path, *, gone: bool, silent: str) -> End:
-    """The job is over, and not all agents have said how their command ended.
-
-    `gone`: Slurm no longer knows it. `silent`: how many of its nodes did not say, in words.
-    """
-    called = "gone from Slurm" if gone else state.state
-    if state.code == errno.ENOSPC:
-        cause = f"{name}: no space left on device, in {run_dir}"
-        return End(status=LaunchStatus.CRASHED, cause=cause, kind=Kind.DISK_FULL)
-    if state.state == "TIMEOUT":
-        return End(status=LaunchStatus.TIMED_OUT, cause=f"{name} reached its time limit in Slurm")
-    if state.state == "NODE_FAIL":
-        cause = f"{name}: a node failed, says Slurm ({state.nodes})"
-        return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause)
-    if state.state in ("CANCELLED", "PREEMPTED"):
-        cause = f"{name} was ended in Slurm by somebody else (state {called})"
-        return End(status=LaunchStatus.PREEMPTED, cause=cause)
-    path = run_dir / "slurm.log"
-    lines = path.read_text("utf-8", "replace").split("\n") if path.is_file() else []
-    said = [line.strip()[:_LONGEST] for line in lines if line.strip()]
-    last = f"slurm.log ends with: {said[-1]}" if said else "slurm.log is empty"
-    over = f"{name} is over ({called}, exit code {state.code})"
-    cause = f"{over}, but {silent} did not say how; {last}"
-    return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)

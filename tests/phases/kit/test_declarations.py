@@ -13,6 +13,7 @@ from phases.kit.finding import ending
 from phases.kit.playbook import playbook, remedy_for, situation_of, told
 from runbook.config import registry
 from runbook.records import Kind, LaunchStatus, Reason
+from runbook.records.outcome import STEP
 from tests.phases import builder
 from tests.phases.answers import ON_A_CPU, ON_TWO_A100
 
@@ -80,6 +81,13 @@ def test_advice_is_given_where_it_fits_and_nowhere_else(
     assert advice in remedy_for(topic, Reason.MISMATCH, ON_TWO_A100, own=topic)
     other = remedy_for(topic, Reason.MISMATCH, replace(ON_TWO_A100, **changed), own=topic)
     assert other and advice not in other
+
+
+def test_no_code_of_a_remedy_is_cut_in_two() -> None:
+    """Pages list a remedy's steps, which `; ` separates, one below the other."""
+    for topic in BY_TOPIC:
+        remedy = remedy_for(topic, Reason.MISMATCH, ON_TWO_A100, own=topic)
+        assert all(step.count("`") % 2 == 0 for step in remedy.split(STEP)), remedy
 
 
 def test_no_remedy_on_a_cpu_asks_for_what_only_a_gpu_has() -> None:

@@ -1,4 +1,4 @@
-"""A launch as a job of Slurm: watched through its files, and through what Slurm says of it."""
+"""A launch as a job of a cluster: watched through its files, and through what the cluster says."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from pathlib import Path
 from nsa.contract import STACKDUMPS
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
-from runbook.launch.slurm import commands, files
-from runbook.launch.slurm.ranks import RanksOnNodes
+from runbook.launch.nodes import files
+from runbook.launch.nodes.cluster import Cluster
+from runbook.launch.nodes.ranks import RanksOnNodes
 from runbook.launch.watch.rank_state import RankState
-from runbook.records.launch import End
+from runbook.records.launch import End, LaunchStatus
 
-# How often Slurm is asked; the files are looked at ten times a second.
+# How often the cluster is asked; the files are looked at ten times a second.
 _ASK_EVERY_S = 1.0
 # An agent tells once a second, and a shared folder may show it later: so long is quiet, and so long
 # is lost even where nobody waits for a rank of it.
@@ -28,25 +29,26 @@ _OVER_GRACE_S = 1.5
 # A wait in the queue that is shorter than this is told to nobody.
 _WORTH_A_WORD_S = 5.0
 _STOP_GRACE_S = 3.0
-_DONE_GRACE_S = 3.0
 _CANCEL_GRACE_S = 10.0
 _OUTSIDE_S = 4.0
 
 
-class SlurmRun:
+class NodesRun:
     """A job that was submitted, by this process or by one that was killed since."""
 
     def __init__(
         self,
         start: Start,
         job: files.Job,
+        cluster: Cluster,
         *,
         queue_s: float,
         note: Callable[[str], None],
-        on_begin: Callable[[str], None],
+        on_begin: Callable[[tuple[str, ...]], None],
     ) -> None:
         self._start, self.job, self._queue_s, self._note = start, job, queue_s, note
-        self._on_begin = on_begin
+        self._cluster, self._on_begin = cluster, on_begin
+        self._names: tuple[str, ...] = ()
         self.submitted = time.monotonic()
         self.began: float | None = None
         self.watch = RanksOnNodes(
@@ -55,14 +57,9 @@ class SlurmRun:
             self.submitted,
             ranks_per_node=max(1, job.nproc // job.nodes),
         )
-        self.state = commands.JobState(state="PENDING")
+        self.state = cluster.pending
         self._asked_at, self._over_at, self._terminated_at = 0.0, 0.0, 0.0
         self._told, self._gone, self._lost = "", False, False
-
-    @property
-    def name(self) -> str:
-        """What a message calls it."""
-        return f"job {self.job.job_id}"
 
     def wait(self, within_s: float) -> None:
         """As in `Running`."""
@@ -71,10 +68,10 @@ class SlurmRun:
             self._ask()
 
     def _ask(self) -> None:
-        """Look at the job in Slurm; a controller that does not answer leaves it as it was."""
+        """Look at the job; a cluster that does not answer leaves it as it was."""
         self._asked_at = time.monotonic()
         try:
-            state = commands.job_state(self.job.job_id)
+            state = self._cluster.look(self.job)
         except RefusedError as error:
             self._tell(str(error))
             return
@@ -82,17 +79,18 @@ class SlurmRun:
         self.state = state or self.state
         if self.state.waits:
             if self._asked_at - self.submitted > _WORTH_A_WORD_S:
-                self._tell(f"waits in the queue: {commands.reason_of(self.state)}")
+                self._tell(f"waits in the queue: {self.state.why}")
         elif self.began is None and (self.watch.nodes or not self._is_over()):
             self.began = self._asked_at
-            self._on_begin(self.state.nodes)
+            self._names = self.state.names()
+            self._on_begin(self._names)
             if self._told:
-                self._tell(f"runs on {self.state.nodes}")
+                self._tell(f"runs on {', '.join(self._names)}")
 
     def _tell(self, text: str) -> None:
         if text != self._told:
             self._told = text
-            self._note(f"{self._start.launch.name}: {self.name} {text}")
+            self._note(f"{self._start.launch.name}: {self.job.called} {text}")
 
     def _is_over(self) -> bool:
         return self._gone or self.state.over
@@ -100,7 +98,7 @@ class SlurmRun:
     def poll(self) -> int | None:
         """The exit code once the command has ended on each node, or was killed on one."""
         codes = [node.code for node in self.watch.nodes.values() if node.code is not None]
-        if self._by_slurm(codes):
+        if self._by_cluster(codes):
             return None  # it did not end by itself
         killed = [code for code in codes if code < 0]
         if killed:
@@ -109,8 +107,8 @@ class SlurmRun:
             return None
         return next((code for code in codes if code), 0)
 
-    def _by_slurm(self, codes: list[int]) -> bool:
-        """Is Slurm ending the job? It sends SIGTERM to agents and to what they started, at once."""
+    def _by_cluster(self, codes: list[int]) -> bool:
+        """Is the cluster ending the job? SIGTERM may come to agents and their commands at once."""
         if any(node.stopped_by for node in self.watch.nodes.values()):
             return True
         if -signal.SIGTERM not in codes:
@@ -119,22 +117,27 @@ class SlurmRun:
         return time.monotonic() < self._terminated_at + _OVER_GRACE_S
 
     def trouble(self, *, suspected: bool = False) -> End | None:
-        """A job that does not start, was ended by Slurm or somebody else, or lost a node."""
+        """A job that does not start, was ended by its cluster or somebody else, or lost a node."""
         if suspected:
             self._look_closely()
         now = time.monotonic()
         if self.state.waits and not self._gone:
-            waited_s, limit_s = now - self.submitted, self._queue_s
-            if waited_s <= limit_s:
-                return None
-            return commands.never_started(self.name, self.state, waited_s=waited_s, limit_s=limit_s)
+            waited_s = now - self.submitted
+            return self._never_started(waited_s) if waited_s > self._queue_s else None
         if self._is_over():
             self._over_at = self._over_at or now
             told = suspected or now > self._over_at + _OVER_GRACE_S
             return self._ended_early() if told else None
         if any(node.stopped_by for node in self.watch.nodes.values()):
-            self._asked_at = 0.0  # Slurm knows why
+            self._asked_at = 0.0  # the cluster knows why
         return self._lost_node(now, _QUIET_S if suspected else NODE_SILENT_S)
+
+    def _never_started(self, waited_s: float) -> End:
+        cause = (
+            f"{self.job.called} never started: {waited_s:.0f} s in the queue, the limit is "
+            f"{self._queue_s:g} s (--queue-s); {self.state.why}"
+        )
+        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
 
     def _look_closely(self) -> None:
         """Before a rank is blamed: is the job over, or one of its nodes quiet and maybe lost?"""
@@ -153,14 +156,20 @@ class SlurmRun:
             return None
         for name, heard in self.watch.heard_at.items():
             if now - heard > silent_s and not self._has_ended(name):
-                self._lost = True
-                return commands.lost_node(name, now - heard)
+                return self._lost_one(name, now - heard)
         if len(self.watch.nodes) < self.job.nodes and now - self.began > _NODE_STARTS_S:
-            for name in commands.host_names(self.state.nodes):
+            for name in self._names:
                 if name not in self.watch.nodes:
-                    self._lost = True
-                    return commands.lost_node(name, now - self.began)
+                    return self._lost_one(name, now - self.began)
         return None
+
+    def _lost_one(self, name: str, silent_s: float) -> End:
+        self._lost = True
+        cause = (
+            f"node {name} is lost: nothing heard from it for {silent_s:.0f} s; "
+            f"{self._cluster.title} calls it {self._cluster.calls(name)}"
+        )
+        return End(status=LaunchStatus.HARDWARE_ERROR, cause=cause, node=name)
 
     def _has_ended(self, name: str) -> bool:
         return name in self.watch.nodes and self.watch.nodes[name].end is not None
@@ -168,8 +177,7 @@ class SlurmRun:
     def _ended_early(self) -> End:
         told = [node for node in self.watch.nodes.values() if node.code is not None]
         silent = f"{self.job.nodes - len(told)} of its {self.job.nodes} nodes"
-        run_dir = self._start.run_dir
-        return commands.ended_early(self.name, self.state, run_dir, gone=self._gone, silent=silent)
+        return self.state.ended(self.job, self._start.run_dir, gone=self._gone, silent=silent)
 
     def console_bytes(self) -> int:
         """As in `Running`."""
@@ -203,22 +211,22 @@ class SlurmRun:
         return path if path.is_file() else None
 
     def stop(self) -> None:
-        """Ask the agents to end everything, then end the job; Slurm has the last word."""
+        """Ask the agents to end everything, then end the job; the cluster has the last word."""
         # A full disk takes no line; the job is ended all the same.
         with suppress(OSError):
             for node in self.watch.nodes:
                 self._ask_node(node, files.Ask(rank=0, signal=files.END_ALL))
         if self.began is not None and not self._is_over():
             self._until(self._all_have_ended, _STOP_GRACE_S)
-        by_itself_s = 0.0 if self.began is None or self._lost else _DONE_GRACE_S
+        by_itself_s = 0.0 if self.began is None or self._lost else self._cluster.by_itself_s
         if not self._until(self._is_done, by_itself_s):
-            commands.cancel(self.job.job_id)
-            # Of a lost node nobody says that it is done, until Slurm gives it up.
+            self._cluster.cancel(self.job, at_once=False)
+            # Of a lost node nobody says that it is done, until the cluster gives it up.
             grace_s = 1.0 if self._lost else _CANCEL_GRACE_S
             if not self._until(self._is_done, grace_s):
-                commands.cancel(self.job.job_id, "--signal=KILL", "--full")
+                self._cluster.cancel(self.job, at_once=True)
                 if not self._until(self._is_done, grace_s):
-                    self._tell("is not over: Slurm ends it when its nodes answer")
+                    self._tell(f"is not over: {self._cluster.title} ends it when its nodes answer")
         self.watch.update()
         self.watch.close()
 
@@ -231,7 +239,7 @@ class SlurmRun:
         )
 
     def _is_done(self) -> bool:
-        return not commands.is_listed(self.job.job_id)
+        return not self._cluster.is_listed(self.job)
 
     def _until(self, done: Callable[[], bool], within_s: float) -> bool:
         deadline = time.monotonic() + within_s

@@ -1,9 +1,10 @@
 """The files between the harness and the agents on the nodes, all of them in the run directory.
 
-`job.json`: what every agent runs, and the job's number once Slurm gave it. `rendezvous.json`: where
-torchrun's agents meet, by the first node. `nodes/NAME/node.jsonl`: by the agent of a node, how its
-ranks are, and how the command ended. `nodes/NAME/asks.jsonl`: by the harness, a signal for a rank,
-or for all to end. In the folder of the run `slurm_nodes.json`: the nodes that its jobs take.
+`job.json`: what every agent runs, and the job's number where its cluster gives one.
+`rendezvous.json`: where torchrun's agents meet, by the first node. `nodes/NAME/node.jsonl`: by the
+agent of a node, how its ranks are, and how the command ended. `nodes/NAME/asks.jsonl`: by the
+harness, a signal for a rank, or for all to end. In the folder of the run
+`CLUSTER_nodes.json`: the nodes that its jobs take.
 
 What changes is appended to a file that is there already: of a network file system only that is seen
 at once on another machine, while a new name in a folder may take half a minute.
@@ -34,7 +35,6 @@ from runbook.folder.launch.documents import GPU_SAMPLES, Load, load_of, read_jso
 from runbook.folder.launch.kernel_lines import KernelLine, parse_line
 from runbook.records.measurement import Record
 
-NODES_FILE = "slurm_nodes.json"
 JOB_JSON = "job.json"
 RENDEZVOUS_JSON = "rendezvous.json"
 NODES = "nodes"
@@ -53,7 +53,8 @@ T = TypeVar("T", bound=Record)
 class Job(Record):
     """What the agents of a launch run: `argv` on each of `nodes`, joined by torchrun or alone.
 
-    `folder` is where it is executed. `job_id` is 0 until Slurm gave one.
+    `folder` is where it is executed. `job_id` is 0 until a cluster that counts its jobs gave one.
+    The agents of a launch wait `meet_s` for each other.
     """
 
     schema_version: int = 1
@@ -64,11 +65,17 @@ class Job(Record):
     argv: tuple[str, ...]
     torchrun: bool
     folder: str = ""
+    meet_s: float = 120.0
 
     @property
     def name(self) -> str:
-        """The job's name in Slurm, by which it is found and nothing else is."""
+        """The job's name in its cluster, by which it is found and nothing else is."""
         return f"runbook-{self.run_token}"
+
+    @property
+    def called(self) -> str:
+        """What a message calls it."""
+        return f"job {self.job_id or self.name}"
 
 
 class RankOnNode(Record):
@@ -95,7 +102,7 @@ class NodeState(Record):
     """What a node's agent says. `code` is how the command ended by itself, `end` is
     the agent's last word.
 
-    `stopped_by` is the signal that ended the agent itself, such as Slurm's SIGTERM.
+    `stopped_by` is the signal that ended the agent itself, such as its cluster's SIGTERM.
     """
 
     node: str
@@ -156,19 +163,19 @@ def last_state(folder: Path) -> NodeState | None:
     return next((state for state in said if state is not None), None)
 
 
-def kept_nodes(run_root: Path) -> tuple[str, ...]:
+def kept_nodes(path: Path) -> tuple[str, ...]:
     """The nodes of a run, in the order in which launches of fewer take them; as far as known."""
-    document, _ = read_json_object(run_root / NODES_FILE, [])
+    document, _ = read_json_object(path, [])
     return tuple((document or {}).get("nodes", ()))
 
 
-def keep_nodes(run_root: Path, names: Sequence[str]) -> None:
+def keep_nodes(path: Path, names: Sequence[str]) -> None:
     """Add those of a job that are new. Raises OSError."""
-    known = kept_nodes(run_root)
+    known = kept_nodes(path)
     kept = list(dict.fromkeys((*known, *names)))
     if len(kept) > len(known):
         text = json.dumps({"schema_version": 1, "nodes": kept}, indent=2)
-        write_atomic(run_root / NODES_FILE, f"{text}\n")
+        write_atomic(path, f"{text}\n")
 
 
 def node_folders(run_dir: Path) -> list[Path]:

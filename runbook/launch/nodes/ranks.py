@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from runbook.folder.launch.lines import LineTail
-from runbook.launch.slurm import files
+from runbook.launch.nodes import files
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
 from runbook.process.ended import has_ended_under
