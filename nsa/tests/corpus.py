@@ -77,9 +77,9 @@ def write(path: Path, documents: Sequence[str], *, row_group: int = ROW_GROUP) -
 
 
 def write_all(folder: Path) -> None:
-    """A file of each form, in folders one in another."""
+    """A file of each form, in folders one in another; the last by name is the oldest."""
     every = texts()
-    for n, name in enumerate(FILES):
+    for n, name in reversed([*enumerate(FILES)]):
         write(folder / name, every[n * IN_A_FILE : (n + 1) * IN_A_FILE])
 
 

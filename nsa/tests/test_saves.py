@@ -23,7 +23,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
-from nsa.contract import CHECKSUMS_JSON, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, shard_file
+from nsa.contract import (
+    CHECKSUMS_JSON,
+    RUN_DIR_VARIABLE,
+    RUN_TOKEN_VARIABLE,
+    CheckpointError,
+    shard_file,
+)
 from nsa.contract.digests import damage, sha256_of
 from nsa.launch.plan import Place, plan_launch
 from nsa.launch.process import Termination
@@ -314,16 +320,21 @@ def test_a_damaged_checkpoint_is_refused_and_an_evaluation_that_is_owed_is_made(
 ) -> None:
     """One bit of the newest is another; the one before it was saved without its evaluation."""
     folder = copied(whole[0], tmp_path / "run", 4, 5)
-    shard = folder / "checkpoints/step_5" / shard_file(0)
-    content = bytearray(shard.read_bytes())
-    content[len(content) // 2] ^= 1
-    shard.write_bytes(content)
+    spoil(folder / "checkpoints/step_5")
     tell(folder / "checkpoints/step_4", val_loss=None)
     on, _ = launch(tmp_path / "on", "--resume", str(folder))
     resumed = json.loads((on / "env.json").read_text())["resumed"]
     assert (resumed["step"], len(resumed["refused"])) == (4, 1), resumed
     assert [row["step"] for row in rows(on, "training.csv")] == [5, 6]
     assert rows(on, "val.csv") == rows(whole[0], "val.csv")[1:]
+
+
+def spoil(folder: Path) -> None:
+    """One bit of a checkpoint becomes another."""
+    shard = folder / shard_file(0)
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(
@@ -419,6 +430,28 @@ class Agreeing(Ranks):
     def same_everywhere(self, digest: str) -> bool:
         """They do."""
         return bool(digest)
+
+
+def test_ranks_that_found_other_checkpoints_do_not_go_on(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """Told the same folder, one of them has a part of the newest that is damaged."""
+    folder = copied(whole[0], tmp_path / "run", 4, 5)
+    asked: list[str] = []
+
+    class Parted(Ranks):
+        def same_everywhere(self, digest: str) -> bool:
+            asked.append(digest)
+            return False
+
+    (tmp_path / "new").mkdir()
+    engine = trainer(tmp_path / "new", layers=2).engine
+    engine.ranks = Parted(place=engine.ranks.place, device=device(), grouped=False)
+    for _ in range(2):
+        with pytest.raises(CheckpointError):
+            restore.load(folder, engine)
+        spoil(folder / "checkpoints/step_5")
+    assert len(asked) == 2 and asked[0] != asked[1], "they only compare what they were told"
 
 
 def as_bytes(place: dict[str, Any]) -> Tensor:

@@ -370,12 +370,14 @@ def _angles() -> Iterator[tuple[str, int, NDArray[np.float64]]]:
 
 
 def test_no_row_or_column_has_the_numbers_of_another_in_another_order() -> None:
-    """Flipped, permuted or with other signs: independent numbers are never the same ones."""
+    """Flipped, permuted, scaled, with other signs: independent numbers are never the same ones."""
     seen: dict[bytes, str] = {}
     for which, vectors in _vectors():
         for number, vector in enumerate(vectors if vectors.shape[1] >= 4 else ()):
             here = f"number {number} of the {which}"
-            assert seen.setdefault(np.sort(np.abs(vector)).tobytes(), here) == here, here
+            shares = np.sort(np.abs(vector)) / np.linalg.norm(vector)
+            # In float32 scaling rounds; of many vectors some have no number near a half.
+            assert seen.setdefault(np.round(shares, 5).tobytes(), here) == here, here
 
 
 def test_rows_and_columns_of_a_weight_lie_as_independent_ones_do() -> None:
