@@ -82,7 +82,8 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SHARES = [(rank, ranks) for ranks in RANKS for rank in range(ranks)]
-READERS = [("local", 1, 2), ("fineweb_edu", 2, 3)]
+# Places of rank 1 of two are a multiple of the ranks, those of rank 0 are not.
+READERS = [("local", 0, 2), ("local", 1, 2), ("fineweb_edu", 2, 3)]
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)

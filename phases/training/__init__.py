@@ -27,7 +27,7 @@ from phases.machine import other_work
 from phases.machine.device_changes import device_changes
 from phases.training.as_planned import as_planned
 from phases.training.balance import as_written, balanced, learned_from
-from phases.training.own import own_ranks
+from phases.training.own import norms_not_finite, own_ranks
 from phases.training.plausible import alike, check_plausible, mfu_of
 from phases.training.proofs import effect_problem, slow_way, toggles_in_force
 from runbook.config.limits import IDLE_MFU
@@ -203,6 +203,9 @@ def _loss_finite(case: Case, name: str) -> Finding:
         follows = launch.launch.id if ended else ""
         reason = f"{name}: the {what} is not finite at step {step}"
         return failed(Reason.NON_FINITE, reason, measurement=value, follows=follows)
+    if case.profile.own_trainer and (told_of := norms_not_finite(log)):
+        value = log_value(log, "grad_norm", math.nan, "")
+        return failed(Reason.NON_FINITE, f"{name}: {told_of}", measurement=value)
     case.completed(name)
     value = log_value(log, "loss_max", float(losses.max()), "nats")
     # A reading of a trainer of one's own may stand for several steps.

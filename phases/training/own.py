@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 # Fewer times at which the log grew do not tell how fast it went, nor whether the loss fell.
 _FEWEST = 8
+# Gradient norms that are not finite: fewer, or a smaller share of the rows, are steps that a scaler
+# of fp16 leaves out; so are not those that go on to the end.
+_FEWEST_BAD, _BAD_SHARE = 3, 0.1
+# A loss that fell to this share of the first one may be printed as 0.
+_NEAR_ZERO = 0.01
 # So many standard errors are no noise.
 _ERRORS = 4.0
 
@@ -84,7 +89,31 @@ def _loss_problems(log: TrainingLog) -> list[str]:
         return ["its loss is not finite in every row"]
     if len(losses) >= 3 and losses.nunique() == 1:
         return [f"its loss is {losses.iloc[0]:g} in each of {len(losses)} rows"]
+    zeros = log.frame["zeros"]
+    before = losses[(zeros > 0).cummax().eq(other=False)]
+    # One that comes near 0 may be rounded to it.
+    if zeros.any() and len(before) and before.iloc[-1] > _NEAR_ZERO * before.iloc[0]:
+        step = int(log.frame.loc[zeros > 0, "step"].iloc[0])
+        return [
+            f"its loss is exactly 0 in {int(zeros.sum())} rows, the first at step {step} after "
+            f"{before.iloc[-1]:.4g}: some trainers print one that is no number so (transformers "
+            "without logging_nan_inf_filter=False)"
+        ]
     return []
+
+
+def norms_not_finite(log: TrainingLog) -> str:
+    """Gradient norms that are not finite, beyond what the scale of fp16 makes now and then.
+
+    Some trainers print a loss that is no number as 0, and go on.
+    """
+    bad, steps = log.frame["bad_norms"], log.frame["steps"]
+    count = int(bad.sum())
+    if count < _FEWEST_BAD or not (bad.iloc[-1] or count > _BAD_SHARE * int(steps.sum())):
+        return ""
+    first = int(log.frame.loc[bad > 0, "step"].iloc[0])
+    zero = " and prints its loss as 0 there" if int(log.frame["zeros"].sum()) else ""
+    return f"the gradient norm is not finite in {count} rows, the first at step {first}{zero}"
 
 
 def _timed(log: TrainingLog) -> tuple[int, pd.DataFrame]:

@@ -21,7 +21,7 @@ from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 
 TRAINERS = Path(__file__).parent / "trainers"
 COUNTING = TRAINERS / "counting.py"
-LOG = {
+LOG: dict[str, Any] = {
     "path": "{out}/metrics.csv",
     "columns": {"loss": "train/loss", "step": "global_step", "dt_s": "dt"},
 }

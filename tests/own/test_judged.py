@@ -80,6 +80,24 @@ def test_each_fault_makes_its_check_fail(tmp_path: Path, fault: str) -> None:
     assert "hunter22" not in found.reason and SAID.get(fault, "") in found.reason
 
 
+@pytest.mark.parametrize(
+    ("fault", "tells_norm", "check", "outcome", "said"),
+    [
+        ("masked", True, "loss_finite", Outcome.FAIL, "the first at step 3"),
+        ("masked", False, "plausible", Outcome.INVALID, "exactly 0 in 31 rows, the first at step"),
+        ("overflow", True, "loss_finite", Outcome.PASS, "finite in all 60 steps"),
+    ],
+)
+def test_a_loss_that_is_no_number_may_be_printed_as_0(
+    tmp_path: Path, fault: str, tells_norm: bool, check: str, outcome: Outcome, said: str
+) -> None:
+    """As transformers does by itself. A scaler of fp16 leaves out one step, whose norm is inf."""
+    columns = {**LOG["columns"], **({"grad_norm": "norm"} if tells_norm else {})}
+    profile = profile_of(tmp_path, document(fault, log={**LOG, "columns": columns}))
+    found = judged(profile, launched(profile, tmp_path / "run"))[check]
+    assert found.outcome is outcome and said in found.reason, found.reason
+
+
 def test_a_log_without_a_pace_has_no_second_clock(tmp_path: Path) -> None:
     log = {**LOG, "columns": {"loss": "train/loss"}}  # and no step either: rows are counted
     profile = profile_of(tmp_path, document(log=log))

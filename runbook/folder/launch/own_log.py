@@ -153,7 +153,8 @@ def read_own_log(
     A row of the log's frame stands for all `steps` between two arrivals: their mean loss, tokens
     as the profile declares them, `dt_s` by this program's clock, `told_s`, the same time as the
     trainer tells it, where its map names that, and `missing`, the rows that a file with a fixed
-    cadence lacks there. None if there is no row, or no arrival.
+    cadence lacks there. `bad_norms` tell a gradient norm that is not finite, and `zeros` a loss of
+    exactly 0. None if there is no row, or no arrival.
     """
     path, times = log_path(folder, trainer.log), folder / ARRIVALS_CSV
     if path is None or not path.is_file() or not times.is_file():
@@ -227,6 +228,8 @@ def _frame(
             "dt_s": clock[place] - clock[place - 1],
             "told_s": float(told[begin:end].sum()),
             "missing": float(missing[begin:end].sum()),
+            "bad_norms": sum(not math.isfinite(row.get("grad_norm", 0.0)) for row in part),
+            "zeros": sum(row["loss"] == 0 for row in part),
             "mono": clock[place],
             "ts": float(arrivals["ts"].iloc[place]),
             **{
@@ -236,7 +239,8 @@ def _frame(
         }
         for name, value in said.items():
             found.setdefault(name, []).append(value)
-    frame = pd.DataFrame(found).astype({"step": "int64", "steps": "int64", "missing": "int64"})
+    whole = ("step", "steps", "missing", "bad_norms", "zeros")
+    frame = pd.DataFrame(found).astype(dict.fromkeys(whole, "int64"))
     return frame.assign(toks_per_s=frame["tokens"] / frame["dt_s"])
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 FAULTS = (
     "none", "hang", "die", "kill", "memory", "nan", "flat", "rising", "too_fast", "deaf", "short",
-    "every_rank", "one_rank", "behind", "unsaid",
+    "every_rank", "one_rank", "behind", "unsaid", "masked", "overflow",
 )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def train(args: argparse.Namespace, rank: int) -> None:
     log = (args.out / "metrics.csv").open("a")
     alive = (args.out / f"alive_{rank}.jsonl").open("a")
     if rank == 0:
-        print("global_step,train/loss,dt,tokens_per_second", file=log, flush=True)
+        print("global_step,train/loss,dt,tokens_per_second,norm", file=log, flush=True)
     while not (args.out / "metrics.csv").stat().st_size:
         time.sleep(0.01)  # a row before the header would be another fault
     for step in range(1, steps + 1):
@@ -37,13 +37,17 @@ def train(args: argparse.Namespace, rank: int) -> None:
         loss = {"flat": 2.0, "rising": 1.0 + step / 50}.get(args.fault, 4.0 - step / steps)
         loss = loss if args.fault == "flat" else loss + 0.02 * noise.random()
         loss = float("nan") if (args.fault, step) == ("nan", 30) else loss
+        # A NaN that is printed as 0, and one step that a scaler leaves out.
+        masked = args.fault == "masked" and step >= 30
+        norm = "nan" if masked else "inf" if (args.fault, step) == ("overflow", 30) else "1.5"
+        loss = 0.0 if masked else loss
         if step == 30 and (rank == args.ranks - 1 or args.fault == "hang"):
             fail(args.fault)
         # What the step took, not what it was to take: on a busy machine a sleep is longer.
         told = (time.monotonic() - began) / (5 if args.fault == "too_fast" else 1)
         said = "" if args.fault == "unsaid" and step % 7 == 0 else f"{loss:.4f}"
         if writes:
-            print(f"{step},{said},{told:.6f},", file=log, flush=True)
+            print(f"{step},{said},{told:.6f},,{norm}", file=log, flush=True)
         if not (args.fault == "behind" and rank and step > 40):
             print(json.dumps({"at": step}), file=alive, flush=True)
     if rank == 0:
