@@ -95,7 +95,11 @@ class Sparse(Record):
         cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         """The schema of the fields: that of the serializer would be any object."""
-        return handler({k: v for k, v in core_schema.items() if k != "serialization"})
+        bare: Any = {k: v for k, v in core_schema.items() if k != "serialization"}
+        # Validators of the whole record are around it.
+        if bare["type"].startswith("function-"):
+            bare["schema"] = {k: v for k, v in bare["schema"].items() if k != "serialization"}
+        return handler(bare)
 
 
 def first_problem(error: ValidationError) -> str:
