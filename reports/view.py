@@ -121,10 +121,15 @@ def _busy(record: RunRecord) -> str:
 
 
 def _qualified(record: RunRecord) -> str:
-    """A launch behind a GO that had caveats is started, and says them again (`runbook launch`)."""
+    """A launch behind a GO that had caveats is started, and says them again (`runbook launch`).
+
+    It starts no trainer of one's own, which always has the caveat of what was not checked.
+    """
     if not record.caveats:
         return ""
     told = ", ".join(map(short_caveat, record.caveats))
+    if record.profile_document.get("own_trainer"):
+        return f"A qualified GO: {told}. A trainer of your own never gets another one."
     return (
         f"A qualified GO: {told}. runbook launch with the same profile and settings starts "
         "behind it and repeats this in its own verdict; a run without it gives an unqualified GO."

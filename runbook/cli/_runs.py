@@ -162,6 +162,7 @@ def look(out: Path) -> Found:
             next=(
                 ("runbook run --dry-run", "what would run here, and how long it may take"),
                 ("runbook run", "all phases, and the verdict"),
+                ("runbook init --help", "a profile for a trainer of your own"),
             ),
         )
     return _unfinished(folders[-1]) or _finished(folders[-1])

@@ -198,6 +198,15 @@ def test_a_go_of_a_cpu_says_what_it_is_not_and_how_production_starts() -> None:
     assert not permit.qualified
     short = permit_of(on_a_cpu(caveats=("steps x 0.5", "CUT OFF (a/b begun 2 times)")))
     assert short.qualified.startswith("A qualified GO: steps x 0.5, CUT OFF (a/b begun 2 times).")
+    assert "runbook launch" in short.qualified
+    own = permit_of(
+        on_a_cpu(
+            caveats=("for 18 of 76 checks",),
+            profile_document={**CPU, "own_trainer": {"name": "theirs"}},
+        )
+    )
+    assert "runbook launch" not in f"{own.qualified}{own.says}{own.command}{own.instead}"
+    assert own.instead.startswith("Start your trainer as you do")
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GO, Verdict.PARTIAL])
