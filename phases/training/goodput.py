@@ -60,10 +60,9 @@ def goodput(case: Case, names: Sequence[str]) -> Finding:
     """Shown: the share of the wall time that went into steps which count."""
     legs = [case.completed(name) for name in names]
     time = time_of(legs)
-    log = case.log(names[-1])
-    last = log_value(log, "goodput", time.steps / time.wall, "")
-    logs = [log_value(case.log(name), name, 0.0, "") for name in names]
-    value = derived(last, name="goodput", value=time.steps / time.wall, unit="", also=logs)
+    share = time.steps / time.wall
+    logs = [log_value(case.log(name), "goodput", share, "") for name in names]
+    value = derived(logs[-1], name="goodput", value=share, unit="", also=logs)
     folders = [one.folder for leg in legs for one in leg.aside]
     if time.wrong:
         text = f"{time}: {'; '.join(time.wrong)}"

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import sha256
+from typing import Any
 
 from markupsafe import Markup
 
@@ -33,28 +34,28 @@ def render_details(record: RunRecord, _: Screen) -> str:
 
 
 def _markdown(template: str, record: RunRecord) -> str:
-    view = build_view(record)
     page = template_environment(html=False).get_template(template)
-    return page.render(
-        run=record,
-        view=view,
-        summary=summarize(view),
-        permit=permit_of(record),
-        nodes=accused_of(record),
-    )
+    return page.render(**_told_by_all(record))
+
+
+def _told_by_all(record: RunRecord) -> dict[str, Any]:
+    """What every page has of a run."""
+    view = build_view(record)
+    return {
+        "run": record,
+        "view": view,
+        "summary": summarize(view),
+        "permit": permit_of(record),
+        "nodes": accused_of(record),
+    }
 
 
 def render_html(record: RunRecord, _: Screen) -> str:
     """Return `report.html`: one file, light and dark, on paper, readable on a phone."""
-    view = build_view(record)
     style, script = _own("report.css.j2"), _own("report.js.j2")
     page = template_environment(html=True).get_template("report.html.j2")
     return page.render(
-        run=record,
-        view=view,
-        summary=summarize(view),
-        permit=permit_of(record),
-        nodes=accused_of(record),
+        **_told_by_all(record),
         figures=figures(record),
         style=style,
         script=script,

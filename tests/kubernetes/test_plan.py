@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.verify import verify_run
-from runbook.folder.manifest import check_manifest
-from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.kubernetes.cluster import Cluster
-from tests.slurm.helpers import killed_in_the_middle
+from tests.slurm.helpers import check_on_one_and_two_nodes, killed_in_the_middle
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -34,9 +31,4 @@ def test_a_run_passes_though_its_harness_was_killed(
     rows = {check["id"]: check for phase in record["phases"] for check in phase["checks"]}
     assert {rows[f"preflight.{name}"]["outcome"] for name in ("nodes", "nodes_alike")} == {"PASS"}
     assert record["options"]["launcher"] == f"kubernetes:{pod}"
-    entries = [entry for phase in record["phases"] for entry in phase["launches"]]
-    assert {entry["launch"].get("nodes", 1) for entry in entries} == {1, 2}
-    for entry in entries:
-        assert carriers(entry["result"]["run_token"]) == []
-    assert check_manifest(run_root) == []
-    assert verify_run(run_root).differences == ()
+    check_on_one_and_two_nodes(run_root, record)

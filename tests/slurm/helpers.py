@@ -8,8 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+from runbook.engine.verify import verify_run
 from runbook.folder import run_folders
+from runbook.folder.manifest import check_manifest
 from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.nodes import NodesLauncher
 from runbook.launch.observer import Observer
@@ -75,3 +78,13 @@ def killed_in_the_middle(folder: Path, environment: dict[str, str], *words: str)
     harness.wait()
     (run_root,) = run_folders(folder / "artifacts")
     return run_root
+
+
+def check_on_one_and_two_nodes(run_root: Path, record: dict[str, Any]) -> None:
+    """Its launches were on one node or on two, nothing of them is alive, every number holds."""
+    entries = [entry for phase in record["phases"] for entry in phase["launches"]]
+    assert {entry["launch"].get("nodes", 1) for entry in entries} == {1, 2}
+    for entry in entries:
+        assert carriers(entry["result"]["run_token"]) == []
+    assert check_manifest(run_root) == []
+    assert verify_run(run_root).differences == ()

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.verify import verify_run
-from runbook.folder.manifest import check_manifest
-from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.slurm.cluster import Cluster
-from tests.slurm.helpers import killed_in_the_middle
+from tests.slurm.helpers import check_on_one_and_two_nodes, killed_in_the_middle
 
 # Thirteen launches with all their steps, beside other tests.
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
@@ -35,9 +32,4 @@ def test_the_whole_plan_says_go_though_its_harness_was_killed(
     assert "2 ranks on CPU over 2 nodes" in record["scope"]
     assert not any("CUT OFF" in text for text in record["caveats"])
     assert {"preflight.nodes", "preflight.nodes_alike"} <= set(record["required"])
-    entries = [entry for phase in record["phases"] for entry in phase["launches"]]
-    assert {entry["launch"].get("nodes", 1) for entry in entries} == {1, 2}
-    for entry in entries:
-        assert carriers(entry["result"]["run_token"]) == []
-    assert check_manifest(run_root) == []
-    assert verify_run(run_root).differences == ()
+    check_on_one_and_two_nodes(run_root, record)
