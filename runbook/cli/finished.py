@@ -191,10 +191,10 @@ def _compare_problems(args: argparse.Namespace) -> list[str]:
     "compare two finished runs: are they comparable, and what changed", problems=_compare_problems
 )
 def compare(args: argparse.Namespace, console: Console) -> int:
-    """Compare run B with the reference A. Numbers are compared only if the work is the
-    same and one thing differs: code, software, machine or toggles. Only what both ran is
-    compared; a loss of speed is shown where its 99 % bound is beyond what two runs at
-    different times differ by (5 % on GPUs, 50 % on shared cores).
+    """Compare run B with the reference A: what differs, which checks and numbers changed.
+    Comparable are runs of the same work of which one thing differs: code, software, machine
+    or toggles. Only what both ran is compared. B is worse where a required check passed in A
+    only; whether it is slower than accepted runs, its own rows say.
 
     options:
       a [A]        the reference: a run's folder or id (no default)
@@ -204,7 +204,7 @@ def compare(args: argparse.Namespace, console: Console) -> int:
     examples:
       runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda
       runbook compare artifacts/20261120T010203Z-840303b 20261121 --json > both.json
-    exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided
+    exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable
     """
     from runbook.folder.manifest import load_record
     from runbook.tools.compare import compare_runs, comparison_lines
