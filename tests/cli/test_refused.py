@@ -88,7 +88,6 @@ baseline -> unknown command 'baseline' (a phase: `runbook run --phase baseline`)
 NSA_DDP_BUKET_MB=7 run --profile cpu -> in this shell: NSA_DDP_BUKET_MB: no such toggle (did you
 run --resume RUN --aa -> --aa cannot be combined with --resume: the run continues with its original
 run --resume RUN --set train.lr=1 -> --set cannot be combined with --resume
-run --failed RUN --phase nvtx -> --phase cannot be combined with --failed
 launch --phase smoke -> unknown option --phase (here it is --until)
 launch --dry-run --aa -> unknown option --aa (`runbook run` has it)
 launch --profile cpu --until -> --until: expected one argument
