@@ -64,6 +64,10 @@ NOT_HERE = {
     "df -h": "of the machine",
     "df -i": "of the machine",
     "top": "stays until a person leaves it",
+    **dict.fromkeys(
+        ("torchrun --nproc_per_node=1", "torchrun --nproc_per_node=2"),
+        "another trainer's own line, as its launches start it (tests/own)",
+    ),
     "pytest --pyargs": "the same tests as by `-m pytest`, of another module",
 }
 
