@@ -101,8 +101,7 @@ def selected(
     if cut.by_block:
         yield from _by_block(cfg, cut.by_block)
         return
-    walk, every = {**shape, "EVERY": cut.every}, " of every block" * cut.every
-    yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, walk, **_OF)
+    yield _tiled("forward", rows.forward_kernel, cut.forward, shape, **_OF)
 
 
 def _by_block(cfg: NSAConfig, cut: ByBlock) -> Iterator[Kernel]:

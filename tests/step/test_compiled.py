@@ -24,7 +24,6 @@ from nsa.step.compiled import (
     compile_layers,
     count_compiled,
 )
-from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.attention.test_step_on_cuda import Precision
 from tests.step.small import SHAPE, model_of, tokens_of
 
@@ -44,7 +43,6 @@ WAYS: dict[str, tuple[Way, Callable[[], AbstractContextManager[Any]]]] = {
     "masks in bf16": (Way(force_sdpa=True), BF16),
     "softmax by hand": (Way(force_sdpa=True, use_flash=False), nullcontext),
     "plain loops": (Way(force_sdpa=True, selection_ranges="v1"), nullcontext),
-    "varlen": (Way(force_sdpa=True, kernels="varlen"), BF16),
 }
 
 
@@ -99,13 +97,12 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
     model.attend_by(way)
     if phi == "mlp":
         model.double()  # the gradients of some biases are nearly nothing, sums that cancel
-    with flash_on_cpu() if way.kernels == "varlen" else nullcontext():
-        before = gradients(model, tokens, within)
-        blocks = [one.last_blocks for one in model.attentions()]
-        start, names = count_compiled(), list(model.state_dict())
-        model.compiled = compile_layers("aot_eager").layer
-        after = gradients(model, tokens, within)
-        assert list(model.state_dict()) == names
+    before = gradients(model, tokens, within)
+    blocks = [one.last_blocks for one in model.attentions()]
+    start, names = count_compiled(), list(model.state_dict())
+    model.compiled = compile_layers("aot_eager").layer
+    after = gradients(model, tokens, within)
+    assert list(model.state_dict()) == names
     exactly = copy.deepcopy(model).double()
     exactly.compiled = None
     exactly.attend_by(way.exact())

@@ -144,7 +144,7 @@ def queries_constants(cfg: NSAConfig, cuts: Cuts) -> dict[str, int | bool]:
     """What the kernel of the gradient of the queries is compiled for, beside its tile."""
     shape = compressed.compressed_constants(cfg) | {"L_SEL": cfg.l_sel}
     keys = {"COMPRESSED_KEYS": cuts.compressed.rounded_keys, "WINDOW_KEYS": cuts.window.keys}
-    return {**shape, **keys, "EVERY": cuts.selected.every, "WALKS": not cuts.selected.by_block}
+    return {**shape, **keys, "WALKS": not cuts.selected.by_block}
 
 
 def sums_constants(cfg: NSAConfig, cuts: Cuts) -> dict[str, int]:

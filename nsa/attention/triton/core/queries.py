@@ -62,7 +62,7 @@ def queries_kernel(
     k_win_b, k_win_t, k_win_g, v_win_b, v_win_t, v_win_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L: tl.constexpr,
     STRIDE: tl.constexpr, L_SEL: tl.constexpr, COMPRESSED_KEYS: tl.constexpr,
-    WINDOW_KEYS: tl.constexpr, ROWS: tl.constexpr, EVERY: tl.constexpr, WALKS: tl.constexpr,
+    WINDOW_KEYS: tl.constexpr, ROWS: tl.constexpr, WALKS: tl.constexpr,
 ):  # fmt: skip
     """dq [3,B,S,G,HEADS,D_K], by branches, d_gates [B,S,G,HEADS,3], sums and delta of a tile.
 
@@ -84,7 +84,7 @@ def queries_kernel(
             acc = give_by_selected(
                 acc, tile, queries, grads, mine, theirs, pair, batch, group, token, inside, k_sel,
                 v_sel, bits, seq_len, n_words, scale, k_sel_b, k_sel_t, k_sel_g, v_sel_b, v_sel_t,
-                v_sel_g, HEADS, D_K, D_V, L_SEL, ROWS, EVERY,
+                v_sel_g, HEADS, D_K, D_V, L_SEL, ROWS,
             )  # fmt: skip
             store_rows(
                 dq + size, acc * dq_scale, batch, group, token, head, inside, seq_len, groups,

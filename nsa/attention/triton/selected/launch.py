@@ -62,7 +62,7 @@ def forward_mixed(
             forward_kernel[triton.cdiv(seq_len * heads, tile.rows), batch * groups](
                 *given, bits, *into, seq_len, groups, bits.shape[1], scale_of(cfg),
                 *strides_of(*given), *gates.stride()[:3], **shape_constants(cfg),
-                EVERY=cut.every, **how(tile),
+                **how(tile),
             )  # fmt: skip
     return mixed, out, lse
 
