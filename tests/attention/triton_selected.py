@@ -131,7 +131,7 @@ _PIECES = (5, 3)
 
 
 def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = LISTS) -> list[str]:
-    """What a `core.launch` lists wrongly, writes twice, or leaves unwritten."""
+    """What a `core` lists wrongly, writes twice, or leaves unwritten."""
     problems: list[str] = []
     for case in cases:
         cfg, blocks = case.config(), _choices(case)

@@ -27,9 +27,8 @@ from nsa.attention.cpu.passes import (
     attend_pieces,
     pair_stretches,
 )
-from nsa.attention.opaque import config_of, differentiate, operator
 from nsa.attention.selection import accumulate_dtype, block_map, build_ranges, compress
-from nsa.attention.tracing import profile_range
+from nsa.attention.tracing import config_of, differentiate, operator, profile_range
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
 
