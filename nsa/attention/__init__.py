@@ -46,14 +46,19 @@ def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Ten
             return reference(x, cfg, way.selection_ranges)
         if way.path == "sequential":
             return sequential(x, cfg, way.selection_ranges)
-        if not way.by_sdpa(x.q.device.type):
-            return batched_cpu(x.grouped(cfg), cfg, way.selection_ranges)
-        return batched_sdpa(x, cfg, way)
+        if _by_sdpa(x.q, way):
+            return batched_sdpa(x, cfg, way)
+        return batched_cpu(x.grouped(cfg), cfg, way.selection_ranges)
+
+
+def _by_sdpa(q: Tensor, way: Way) -> bool:
+    """A compiler does not look into pieces that numbers decide."""
+    return way.by_sdpa(q.device.type) or torch.compiler.is_compiling()
 
 
 def attend_grouped(x: Grouped, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
-    if way.path == "batched" and not way.by_sdpa(x.q.device.type):
+    if way.path == "batched" and not _by_sdpa(x.q, way):
         with torch.autocast("cpu", enabled=False):
             return batched_cpu(x, cfg, way.selection_ranges)
     return attend(x.flat(), cfg, way)

@@ -130,12 +130,15 @@ class Dispatch:
     def way_of(self, toggles: ToggleSet, kernels: Kernels) -> Way:
         """The same by the kernels that are named; a CPU's own paths are no ways of SDPA's.
 
-        What restricts SDPA's kernels is about SDPA, on any device.
+        What restricts SDPA's kernels is about SDPA, on any device, and so are compiled layers:
+        what is held against them goes the same way.
         """
+        compiles = toggles.text(LAYERS) == "layer"
+
         return replace(
             self._cfg.way,
             selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
-            force_sdpa=forces_sdpa(toggles) or kernels == "triton",
+            force_sdpa=forces_sdpa(toggles) or compiles or kernels == "triton",
             kernels=kernels,
         )
 

@@ -21,7 +21,7 @@ from nsa.launch.arms import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
 from nsa.step.compiled import Refused
-from nsa.step.dispatch import UNTESTED, allow_kernels, forces_sdpa
+from nsa.step.dispatch import UNTESTED, allow_kernels
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
 from nsa.witness.accounts import or_null
@@ -177,7 +177,7 @@ def _test(engine: Engine, found: SelfTest, name: Kernels) -> None:
 
 def _name_of_masked(engine: Engine) -> str:
     """Masked SDPA, or the path that a CPU takes instead of it."""
-    if engine.device.type != "cpu" or forces_sdpa(engine.plan.toggles):
+    if engine.dispatch.way_of(engine.plan.toggles, "masked").by_sdpa(engine.device.type):
         return "masked"
     return choose_path(engine.model.cfg.attention, engine.plan.config.train.seq_len).value
 

@@ -37,8 +37,6 @@ BF16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 # Of those of Triton tests/attention/test_mutants.py has the proof.
 WAYS: dict[str, tuple[Way, Callable[[], AbstractContextManager[Any]]]] = {
     "cpu": (Way(), nullcontext),
-    "cpu in bf16": (Way(), BF16),
-    "plain loops on a cpu": (Way(selection_ranges="v1"), nullcontext),
     "masks": (Way(force_sdpa=True), nullcontext),
     "masks in bf16": (Way(force_sdpa=True), BF16),
     "softmax by hand": (Way(force_sdpa=True, use_flash=False), nullcontext),
@@ -74,18 +72,11 @@ def gradients(
     return {"loss": loss.detach(), "gates": model.gate_numbers()} | found
 
 
-# Others of the fast tier have each of their two words.
-LONG = ("plain loops on a cpu", "masks in bf16")
-
-
 # The keys' MLP comes before the ways part.
 @pytest.mark.parametrize(
     ("name", "phi"),
     [
-        *(
-            pytest.param(name, "avg", marks=pytest.mark.slow if name in LONG else ())
-            for name in WAYS
-        ),
+        *((name, "avg") for name in WAYS),
         ("cpu", "mlp"),
         ("masks", "mlp"),
     ],
