@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook.launch.kubernetes import KubernetesCluster
-from runbook.launch.kubernetes.commands import Kubectl
+from runbook.launch.kubernetes.cluster import KubernetesCluster
 from runbook.launch.kubernetes.manifests import Request, read_pod
 from runbook.launch.nodes import NodesLauncher
 from runbook.records import Launch, LaunchResult
@@ -19,7 +18,7 @@ def launcher(
     pod: Path, root: Path, *, queue_s: float = 240, notes: Notes | None = None
 ) -> NodesLauncher:
     request = Request(pod=read_pod(pod), gpus=0, queue_s=queue_s)
-    cluster = KubernetesCluster(request=request, kubectl=Kubectl(namespace="training"))
+    cluster = KubernetesCluster(request=request)
     note = (notes or Notes()).note
     return NodesLauncher(run_root=root, cluster=cluster, queue_s=queue_s, note=note)
 

@@ -14,7 +14,7 @@ from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.launch.kubernetes import Kubernetes
-from runbook.launch.kubernetes.commands import JobState
+from runbook.launch.kubernetes.cluster import JobState
 from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
 from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes.files import Job

@@ -16,7 +16,7 @@ from runbook.folder.manifest import check_manifest
 from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.nodes import NodesLauncher
 from runbook.launch.observer import Observer
-from runbook.launch.slurm import Request, SlurmCluster
+from runbook.launch.slurm.cluster import Request, SlurmCluster
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch

@@ -22,8 +22,7 @@ from runbook.launch.nodes.files import (
     kept_nodes,
 )
 from runbook.launch.observer import Observer
-from runbook.launch.slurm import Request, agent_script
-from runbook.launch.slurm.commands import parse_job
+from runbook.launch.slurm.cluster import Request, agent_script, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.slurm.helpers import launcher
