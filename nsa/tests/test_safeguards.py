@@ -16,6 +16,7 @@ from collections.abc import Collection
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa.launch.plan import Place
+from nsa.launch.process import take_signals
 from nsa.launch.ranks import Ranks, parameter_hash
 from nsa.step import sync
 from nsa.step.sync import Posted, post
@@ -229,6 +231,23 @@ def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
     assert loop.step <= 3 + (device().type == "cuda"), f"it went on to step {loop.step}"
     assert kept(tmp_path) == [loop.step]
     assert loop.termination.grace_s == 4 * 30.0
+
+
+def test_a_rank_takes_the_signals_of_its_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two end it in an orderly way, one shows stacks, and it does not outlive who started it."""
+    taken: dict[int, Any] = {}
+    asked: list[tuple[int, ...]] = []
+    libc = SimpleNamespace(prctl=lambda *words: asked.append(words) or 0)
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: libc)
+    monkeypatch.setattr("faulthandler.register", lambda number, **_: taken.update({number: None}))
+    monkeypatch.setattr("signal.signal", lambda number, do: taken.update({number: do}))
+    monkeypatch.setattr("signal.set_wakeup_fd", lambda *_, **__: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        termination = take_signals({"TORCHELASTIC_RUN_ID": "one"})
+        taken[number](number, None)
+        assert termination.reason == number.name
+    assert signal.SIGUSR1 in taken
+    assert {words[:2] for words in asked} == {(1, signal.SIGKILL)}
 
 
 @torch.no_grad()
