@@ -34,10 +34,6 @@ FAST = dict.fromkeys(("NSA_USE_TRITON_SEL", "NSA_COMPILE", "NSA_CUDA_GRAPHS"), "
 GIVEN = MANDATORY | FAST
 
 
-def test_these_presets_are_shipped() -> None:
-    assert preset_names() == ("production", "safe", "tuned", "unaccumulated", "validated")
-
-
 @pytest.mark.parametrize("name", preset_names())
 def test_every_variable_has_a_meaning_and_a_requirement(name: str) -> None:
     preset = load_preset(name)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +12,7 @@ from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, StopRequest
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from tests.launch.helpers import At, fake_launch, run
+from tests.launch.helpers import At, fake_launch, harness, run
 from tests.shared import crowded
 
 
@@ -167,32 +163,19 @@ def test_only_stalls_and_communication_failures_are_tried_again(
     assert run(fake_launch("--fault", fault), tmp_path, retry=True).attempts == attempts
 
 
-HARNESS = """
-import sys
-from pathlib import Path
-from runbook.records import Launch
-from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.observer import Observer
-launch = Launch.model_validate_json(sys.argv[1])
-run_launch(launch, LaunchOptions(run_root=Path(sys.argv[2]), observer=Observer()))
-"""
-
-
 @pytest.mark.parametrize("alive", [0, 2, 4])
 def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, alive: int) -> None:
     """Killed before anything, in the middle, or after all runs: starter, two ranks, grandchild."""
     launch = fake_launch("--grandchild", "--deaf", steps=100_000)
-    harness = subprocess.Popen(
-        [sys.executable, "-c", HARNESS, launch.model_dump_json(), str(tmp_path)]
-    )
+    started = harness(launch, tmp_path, budgets="default")
     document = tmp_path / launch.run_dir / "launch.json"
     while not document.exists():
         time.sleep(0.01)
     token = json.loads(document.read_text())["run_token"]
     while len(carriers(token)) < alive:
         time.sleep(0.01)
-    os.kill(harness.pid, signal.SIGKILL)
-    harness.wait()
+    started.kill()
+    started.wait()
     deadline = time.monotonic() + 3
     while carriers(token) and time.monotonic() < deadline:
         time.sleep(0.02)
