@@ -17,9 +17,8 @@ from pathlib import Path
 
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Start
-from runbook.launch.nodes import chosen
+from runbook.launch.nodes import Cluster, Standing, chosen
 from runbook.launch.nodes.agent import Place, address_of
-from runbook.launch.nodes.cluster import Cluster, Standing
 from runbook.launch.nodes.files import Job
 from runbook.process import ToolResult, run_tool
 from runbook.records import End, Kind, Launch, LaunchStatus
