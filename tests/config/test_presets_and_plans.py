@@ -144,12 +144,6 @@ def test_production_is_the_documents_steps() -> None:
     assert plan.phases["production"].steps // plan.phases["production"].legs == 5000
 
 
-def test_a_profile_without_a_plan_has_no_word_of_one() -> None:
-    document = CPU.model_dump(mode="json")
-    assert "plan" not in document
-    assert not any("stage" in settings for settings in document["phases"].values())
-
-
 def test_a_plan_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
     path = written(
         tmp_path,

@@ -133,13 +133,6 @@ def test_nvidia_smi_is_asked_and_its_answer_kept(
     assert written(tmp_path, When.AFTER)["gpus"] == document["gpus"]
 
 
-def test_a_driver_that_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvidia_smi(tmp_path / "bin", monkeypatch, None)
-    document = written(tmp_path)
-    assert document["source"] == "" and document["gpus"] == []
-    assert "NVIDIA-SMI has failed" in document["problem"]
-
-
 def test_a_driver_that_hangs_ends_with_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,6 @@ from runbook.launch.kubernetes.manifests import Request, read_pod
 from runbook.launch.nodes import NodesLauncher
 from runbook.launch.nodes.files import JOB_JSON, NODE_TOKEN_VARIABLE
 from runbook.launch.observer import Observer
-from runbook.launch.slurm.cluster import Request as Asked
 from runbook.launch.slurm.cluster import SlurmCluster
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
@@ -74,7 +73,7 @@ class Place:
     def launcher(
         self, root: Path, *, queue_s: float = 240, notes: Notes | None = None, partition: str = ""
     ) -> NodesLauncher:
-        told, made = notes or Notes(), SlurmCluster(request=Asked(partition=partition))
+        told, made = notes or Notes(), SlurmCluster(partition=partition)
         if self.kind == "kubernetes":
             request = Request(pod=read_pod(self.pod), gpus=0, queue_s=queue_s)
             made = KubernetesCluster(request=request)

@@ -28,7 +28,7 @@ from runbook.launch.nodes.files import (
     kept_nodes,
 )
 from runbook.launch.observer import Observer
-from runbook.launch.slurm.cluster import Request, agent_script, parse_job
+from runbook.launch.slurm.cluster import SlurmCluster, agent_script, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.nodes import helpers
@@ -138,7 +138,7 @@ def test_a_job_as_slurm_tells_it() -> None:
 
 def test_a_pair_runs_on_its_own_nodes() -> None:
     launch = prepare(ASKED).planned[0].model_copy(update={"on": (0, 2)})
-    words = Request().words(launch, name="x", names=("n4", "n7", "n9"))
+    words = SlurmCluster().words(launch, name="x", names=("n4", "n7", "n9"))
     assert "--nodelist=n4,n9" in words
 
 
@@ -154,9 +154,9 @@ def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> 
         assert kept_nodes(tmp_path / KEPT) == kept
     launch = prepare(ASKED).planned[0]
     names = kept_nodes(tmp_path / KEPT)
-    assert "--nodelist=n7,n4" in Request().words(launch, name="x", names=names)
+    assert "--nodelist=n7,n4" in SlurmCluster().words(launch, name="x", names=names)
     # Of nodes that are not known yet Slurm chooses, beside those that are.
-    words = Request().words(launch, name="x", names=("n7",))
+    words = SlurmCluster().words(launch, name="x", names=("n7",))
     assert {"--nodes=2", "--nodelist=n7"} <= set(words)
 
 
