@@ -11,13 +11,13 @@ from nsa import contract
 from nsa.toggles import SAFE_MODE, TOGGLES, meaning
 from runbook.cli import main
 from runbook.config import registry
-from runbook.config.extends import load_preset
+from runbook.config.extends import load_preset, preset_names
 from runbook.config.load import load_profile, profile_names
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
-from runbook.files import data_path, preset_names, shipped_names
+from runbook.files import data_path, shipped_names
 from scripts import contract_tables
 from scripts.thresholds_page import thresholds_page
 
