@@ -9,12 +9,7 @@ import pytest
 import yaml
 
 from runbook.config import registry
-from runbook.config.load import (
-    is_shipped,
-    load_profile,
-    load_profile_document,
-    profile_names,
-)
+from runbook.config.load import is_shipped, load_profile, load_profile_document, profile_names
 from runbook.config.registry import known_checks
 from runbook.errors import UsageError
 from runbook.files import data_path

@@ -177,11 +177,7 @@ def lives(root: Path, launch: Launch) -> bool:
 
 @pytest.mark.parametrize(
     ("fault", "status"),
-    [
-        ("", LaunchStatus.COMPLETED),
-        ("sigkill", LaunchStatus.CRASHED),
-        ("hang", LaunchStatus.HUNG),
-    ],
+    [("", LaunchStatus.COMPLETED), ("sigkill", LaunchStatus.CRASHED), ("hang", LaunchStatus.HUNG)],
 )
 def test_a_daemon_without_environment_ends_with_its_launch(
     tmp_path: Path, fault: str, status: LaunchStatus

@@ -88,18 +88,14 @@ def _crashed(root: Path) -> Crashed:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_the_rendezvous_listens_on_the_loopback_only(
-    crashed: Crashed,
-) -> None:
+def test_the_rendezvous_listens_on_the_loopback_only(crashed: Crashed) -> None:
     _, _, processes, listening = crashed
     assert processes >= 3  # torchrun and two ranks
     assert listening == {"0100007F"}  # 127.0.0.1, as the kernel writes it
 
 
 @pytest.mark.e2e
-def test_the_canary_is_in_no_byte_of_a_crashed_run(
-    crashed: Crashed,
-) -> None:
+def test_the_canary_is_in_no_byte_of_a_crashed_run(crashed: Crashed) -> None:
     root, result, *_ = crashed
     assert (result.status, result.culprit_rank) == (LaunchStatus.CRASHED, 1)
     assert CANARY not in result.model_dump_json()
