@@ -226,9 +226,11 @@ def torch_variables() -> frozenset[str]:
     Empty if torch is missing or ships none. Does not import torch.
     """
     spec = importlib.util.find_spec("torch")
-    home = Path(spec.origin).parent if spec and spec.origin else Path()
-    headers = [path.read_text("utf-8", "replace") for path in (home / _HEADERS).glob("*.hpp")]
-    return frozenset(name for text in headers for name in _FAMILY.findall(text))
+    if spec is None or spec.origin is None:
+        return frozenset()
+    headers = (Path(spec.origin).parent / _HEADERS).glob("*.hpp")
+    texts = (path.read_text("utf-8", "replace") for path in headers)
+    return frozenset(name for text in texts for name in _FAMILY.findall(text))
 
 
 def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:
