@@ -15,13 +15,7 @@ from runbook.config.settings import environment_notes, environment_problems
 from runbook.folder.facts import finish, recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
 from runbook.machine.gpu.facts import collect_gpus
-from runbook.machine.host import (
-    DEFAULT_RENDEZVOUS_PORT,
-    Seen,
-    TorchFacts,
-    ask_torch,
-    find_trainers,
-)
+from runbook.machine.host import DEFAULT_RENDEZVOUS_PORT, Seen, TorchFacts, ask_torch, find_trainers
 from runbook.machine.identity import package_folders, startup_code
 from runbook.process import NO_VARIABLES
 from runbook.records.evidence import Fact

@@ -77,9 +77,7 @@ def test_the_artifacts_bear_the_runbooks_names(collected: tuple[Path, dict[str, 
         assert (folder / "git_sha.txt").read_text().strip() == facts["git.sha"].value
 
 
-def test_the_trainer_and_torch_are_really_imported(
-    collected: tuple[Path, dict[str, Fact]],
-) -> None:
+def test_the_trainer_and_torch_are_really_imported(collected: tuple[Path, dict[str, Fact]]) -> None:
     _, facts = collected
     import importlib.metadata
 

@@ -41,11 +41,7 @@ _STACKS_WITHIN_S = 1.0
 _FLIGHTS_WITHIN_S = 0.5
 _TOOL_WITHIN_S = 3.0
 # Ends that no rank is to blame for need no summary of every rank.
-_NO_INCIDENT = (
-    LaunchStatus.CONFIG_ERROR,
-    LaunchStatus.ENVIRONMENT_ERROR,
-    LaunchStatus.INTERRUPTED,
-)
+_NO_INCIDENT = (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR, LaunchStatus.INTERRUPTED)
 # Ends that a desynchronised collective can have; in all others its record only repeats them.
 _MAY_BE_DESYNC = (LaunchStatus.CRASHED, LaunchStatus.HUNG, LaunchStatus.TIMED_OUT)
 # gloo ends the process, from a thread of its own, when what comes is larger than what it waits for.

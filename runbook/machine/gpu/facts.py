@@ -9,12 +9,7 @@ from pathlib import Path
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.folder.facts import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
-from runbook.machine.gpu.nvidia_smi import (
-    GpuState,
-    NvidiaSmi,
-    parse_topology,
-    read_nvidia_smi,
-)
+from runbook.machine.gpu.nvidia_smi import GpuState, NvidiaSmi, parse_topology, read_nvidia_smi
 from runbook.process import run_tool
 from runbook.records.evidence import Fact
 

@@ -40,10 +40,7 @@ _THROTTLES = {
     "sw_thermal_slowdown": "software thermal slowdown",
 }
 # Limits that somebody set or that the card keeps to by design, under load too: told, no fault.
-_CAPS = {
-    "sw_power_cap": "power cap",
-    "applications_clocks_setting": "applications clocks set",
-}
+_CAPS = {"sw_power_cap": "power cap", "applications_clocks_setting": "applications clocks set"}
 # Told of a machine, and not before and after each launch.
 _NOT_COUNTED = ("memory_total_mib", "memory_used_mib", "performance_state", "processes")
 _IDLE_STATES = frozenset({"P8", "P9", "P10", "P11", "P12", "P15"})
