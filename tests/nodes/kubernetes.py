@@ -1,10 +1,8 @@
-"""A Kubernetes on this machine alone: the API that kubectl speaks, and what stands behind it.
+"""A Kubernetes on this machine alone: what stands behind the API that kubectl speaks.
 
-Jobs, pods, services, nodes and events as JSON over plain HTTP, as far as `kubectl` asks for them
-here. What is made is held against the published schemas (kubernetes-validate) first. A thread is
-the Job controller, the scheduler, the kubelet of every node and the garbage collector; a container
-is a process with the image's environment, and shares the file system whatever its volumes are.
-Names of pods below a headless Service are known in the pods alone, as in a cluster.
+A thread is the Job controller, the scheduler, the kubelet of every node and the garbage collector;
+a container is a process with the image's environment, and shares the file system whatever its
+volumes are. Names of pods below a headless Service are known in the pods alone, as in a cluster.
 """
 
 from __future__ import annotations
@@ -17,26 +15,12 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
-import kubernetes_validate
 import psutil
 
-SCHEMAS = "1.32"
-NAMESPACE = "training"
-GROUPS = {"v1": "/api/v1", "batch/v1": "/apis/batch/v1"}
-KINDS = {
-    "jobs": ("batch/v1", "Job"),
-    "pods": ("v1", "Pod"),
-    "services": ("v1", "Service"),
-    "events": ("v1", "Event"),
-    "nodes": ("v1", "Node"),
-    "persistentvolumeclaims": ("v1", "PersistentVolumeClaim"),
-}
-REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+from tests.nodes.api import Api, Object, now, terms
+
 # What a name service is to the pods: an address by name, from a file that changes.
 RESOLVER = """
 import json, os, socket
@@ -47,137 +31,47 @@ def _found(name):
 socket.gethostbyname = _found
 """
 
-Object = dict[str, Any]
 
-
-# The document of an older kubectl, with no kind in it: then it checks nothing itself.
-OPENAPI_V2 = b"\n\x032.0\x12\x06\n\x01x\x12\x011"
-
-
-class Refused(Exception):
-    """What the API answers with another code than 2xx."""
-
-    def __init__(self, code: int, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.code, self.reason = code, reason
-
-
-def now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
-class Cluster:
-    """Nodes k0, k1, ...; `environment` makes kubectl talk to it."""
+class Cluster(Api):
+    """Nodes k0, k1, ... and what runs on them."""
 
     def __init__(self, folder: Path, nodes: int = 2) -> None:
-        self.folder = folder.resolve()
+        super().__init__(folder)
         self.names = tuple(f"k{index}" for index in range(nodes))
-        self.lock = threading.RLock()
-        self.objects: dict[tuple[str, str], Object] = {}
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.cordoned: set[str] = set()
-        self.down: set[str] = set()
-        # What users may not do, and what the quota of the namespace refuses.
-        self.denied: set[str] = set()
-        self.quota: set[str] = set()
+        self.off: set[str] = set()
         self._kill_at: dict[str, float] = {}
         self._named: dict[str, str] = {}
         self._closed = threading.Event()
 
     def up(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        """Start everything."""
+        self.serve()
         (self.folder / "sitecustomize.py").write_text(RESOLVER)
         self._dns = self.folder / "dns.json"
         self._dns.write_text("{}")
         for name in self.names:
             ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
-            node = {"metadata": {"name": name}, "status": {"conditions": [ready]}}
-            self.put("nodes", node)
+            self.put("nodes", {"metadata": {"name": name}, "status": {"conditions": [ready]}})
         self.put("persistentvolumeclaims", {"metadata": {"name": "shared"}})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler_of(self))
-        self._server.daemon_threads = True
-        where = f"http://127.0.0.1:{self._server.server_address[1]}"
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "here",
-            "clusters": [{"name": "here", "cluster": {"server": where}}],
-            "contexts": [{"name": "here", "context": {"cluster": "here", "namespace": NAMESPACE}}],
-        }
-        (self.folder / "config").write_text(json.dumps(config))
-        self.environment = {
-            "KUBECONFIG": str(self.folder / "config"),
-            "KUBECACHEDIR": str(self.folder / "cache"),
-        }
-        self._threads = [
-            threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True),
-            threading.Thread(target=self._control, daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._control)
+        self._thread.start()
 
-    def down_all(self) -> None:
+    def down(self) -> None:
         """End everything."""
         self._closed.set()
-        self._server.shutdown()
-        self._server.server_close()
-        for thread in self._threads:
-            thread.join()
+        self.close()
+        self._thread.join()
         for name in list(self.processes):
             self._kill(name)
 
-    # Objects
-
-    def put(self, kind: str, document: Object) -> Object:
-        api, name = KINDS[kind]
-        document |= {"apiVersion": api, "kind": name}
-        document["metadata"] |= {"uid": secrets.token_hex(8), "creationTimestamp": now()}
-        if kind != "nodes":
-            document["metadata"].setdefault("namespace", NAMESPACE)
-        self.objects[kind, document["metadata"]["name"]] = document
-        return document
-
-    def all(self, kind: str) -> list[Object]:
-        with self.lock:
-            return [one for (its, _), one in self.objects.items() if its == kind]
-
     def left(self) -> list[str]:
         """Jobs, pods and services that there are."""
-        return [name for kind in ("jobs", "pods", "services") for name in self._names(kind)]
-
-    def _names(self, kind: str) -> list[str]:
-        return [f"{kind}/{one['metadata']['name']}" for one in self.all(kind)]
-
-    def create(self, kind: str, document: Object) -> Object:
-        name = document["metadata"]["name"]
-        try:
-            kubernetes_validate.validate(document, SCHEMAS, strict=True)
-        except kubernetes_validate.ValidationError as error:
-            raise Refused(400, "BadRequest", f"strict decoding error: {error.message}") from error
-        for term in _terms_by_node(document):
-            # "must be only one value", says the validation of the API server.
-            if any(len(field["values"]) != 1 for field in term["matchFields"]):
-                raise Refused(422, "Invalid", "matchFields: must be only one value")
-        if kind in self.quota:
-            raise Refused(403, "Forbidden", f'{kind} "{name}" is forbidden: exceeded quota: gpus')
-        if (kind, name) in self.objects:
-            raise Refused(409, "AlreadyExists", f'{kind} "{name}" already exists')
-        return self.put(kind, document | {"status": {}})
-
-    def reviewed(self, path: str, given: bytes) -> Object | None:
-        """Whether somebody may do what is asked; it comes as protobuf, where texts stand plain."""
-        if path != REVIEWS:
-            return None
-        asks = [all(word.encode() in given for word in one.split()) for one in self.denied]
-        kind = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-        return {**kind, "spec": {}, "status": {"allowed": not any(asks)}}
-
-    def get(self, kind: str, name: str) -> Object:
-        if (kind, name) not in self.objects:
-            raise Refused(404, "NotFound", f'{kind} "{name}" not found')
-        return self.objects[kind, name]
+        return [name for kind, name in self.objects if kind in ("jobs", "pods", "services")]
 
     def delete(self, kind: str, name: str, options: Object) -> Object:
+        """As in `Api`."""
         found = self.get(kind, name)
         found["metadata"].setdefault("deletionTimestamp", now())
         if kind == "pods":
@@ -185,8 +79,6 @@ class Cluster:
         elif kind != "jobs":
             del self.objects[kind, name]
         return found
-
-    # What happens to pods
 
     def pod_on(self, node: str) -> Object:
         """The pod that runs on a node."""
@@ -212,17 +104,18 @@ class Cluster:
     def power_off(self, node: str) -> None:
         """Its processes end at once, and nobody says so."""
         with self.lock:
-            self.down.add(node)
+            self.off.add(node)
             _set(self.objects["nodes", node], "Ready", "Unknown", "NodeStatusUnknown", "no word")
             name = self.pod_on(node)["metadata"]["name"]
         self._kill(name)
 
     def power_on(self, node: str) -> None:
         with self.lock:
-            self.down.discard(node)
+            self.off.discard(node)
             _set(self.objects["nodes", node], "Ready", "True", "KubeletReady", "")
-
-    # The thread
+        deadline = time.monotonic() + 20  # its kubelet removes what it finds there
+        while self.left() and time.monotonic() < deadline:
+            time.sleep(0.1)
 
     def _control(self) -> None:
         while not self._closed.wait(0.05):
@@ -231,7 +124,7 @@ class Cluster:
                     self._control_job(job)
                 for pod in self.all("pods"):
                     self._schedule(pod)
-                    if pod["spec"].get("nodeName") not in self.down:
+                    if pod["spec"].get("nodeName") not in self.off:
                         self._keep(pod)
                 self._collect()
                 self._tell_names()
@@ -292,7 +185,7 @@ class Cluster:
         required = affinity.get("nodeAffinity", {}).get(
             "requiredDuringSchedulingIgnoredDuringExecution", {}
         )
-        allowed = [field["values"] for term in _terms(required) for field in term["matchFields"]]
+        allowed = [field["values"] for term in terms(required) for field in term["matchFields"]]
         taken = {
             other["spec"].get("nodeName")
             for other in self.all("pods")
@@ -302,7 +195,7 @@ class Cluster:
         free = [
             node
             for node in self.names
-            if node not in self.cordoned | self.down | taken and (not allowed or [node] in allowed)
+            if node not in self.cordoned | self.off | taken and (not allowed or [node] in allowed)
         ]
         if free:
             pod["spec"]["nodeName"] = free[0]
@@ -382,7 +275,7 @@ class Cluster:
 
     def _terminate(self, pod: Object, grace_s: float | None) -> None:
         name = pod["metadata"]["name"]
-        if pod["spec"].get("nodeName") in self.down or name not in self.processes:
+        if pod["spec"].get("nodeName") in self.off or name not in self.processes:
             return
         grace_s = pod["spec"]["terminationGracePeriodSeconds"] if grace_s is None else grace_s
         if name not in self._kill_at:
@@ -438,19 +331,6 @@ class Cluster:
         self.put("events", {"metadata": {"name": f"{name}.1"}, **about})
 
 
-def _terms(affinity: Object) -> list[Object]:
-    found: list[Object] = affinity.get("nodeSelectorTerms", [])
-    return found
-
-
-def _terms_by_node(document: Object) -> list[Object]:
-    spec = document["spec"].get("template", {}).get("spec", {})
-    affinity = spec.get("affinity", {}).get("nodeAffinity", {})
-    chosen = affinity.get("preferredDuringSchedulingIgnoredDuringExecution", ())
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", {})
-    return [*_terms(required), *(one["preference"] for one in chosen)]
-
-
 def _set(document: Object, kind: str, status: str, reason: str, message: str) -> None:
     told = document["status"].setdefault("conditions", [])
     told[:] = [one for one in told if one["type"] != kind]
@@ -460,135 +340,3 @@ def _set(document: Object, kind: str, status: str, reason: str, message: str) ->
 def _state(pod: Object, state: Object) -> None:
     name = pod["spec"]["containers"][0]["name"]
     pod["status"]["containerStatuses"] = [{"name": name, "state": state}]
-
-
-def handler_of(cluster: Cluster) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-        def _answer(self) -> None:
-            given = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            with cluster.lock:
-                code, found = answered(cluster, self.command, self.path, given)
-                plain = isinstance(found, str)
-                data = found.encode() if isinstance(found, str) else json.dumps(found).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "text/plain" if plain else "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_POST = do_DELETE = _answer
-
-    return Handler
-
-
-def answered(cluster: Cluster, method: str, path: str, given: bytes) -> tuple[int, Object | str]:
-    """The code and the document, or a log."""
-    try:
-        return 201 if method == "POST" else 200, found(cluster, method, path, given)
-    except Refused as error:
-        status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": error.code}
-        return error.code, status | {"reason": error.reason, "message": str(error)}
-
-
-def found(cluster: Cluster, method: str, path: str, given: bytes) -> Object | str:
-    """What a path names, or what came of it."""
-    url = urlsplit(path)
-    if url.path == "/openapi/v2":
-        return OPENAPI_V2.decode()
-    if known := discovered(url.path) or cluster.reviewed(url.path, given):
-        return known
-    _, _, rest = url.path.partition("/v1/")
-    parts = rest.split("/")
-    parts = parts[2:] if parts[0] == "namespaces" else parts
-    kind, name = parts[0] if parts else "", parts[1] if len(parts) > 1 else ""
-    if kind not in KINDS or not url.path.startswith(GROUPS[KINDS[kind][0]]):
-        raise Refused(404, "NotFound", "the server could not find the requested resource")
-    if parts[2:] == ["log"]:
-        return (cluster.folder / f"{name}.log").read_text()
-    if method == "POST":
-        return cluster.create(kind, json.loads(given))
-    if method == "DELETE":
-        return cluster.delete(kind, name, json.loads(given or b"{}"))
-    if name:
-        return cluster.get(kind, name)
-    asked = {key: values[0] for key, values in parse_qs(url.query).items()}
-    items = [one for one in cluster.all(kind) if chosen(one, asked)]
-    api, single = KINDS[kind]
-    return {"apiVersion": api, "kind": f"{single}List", "metadata": {}, "items": items}
-
-
-def chosen(document: Object, asked: Object) -> bool:
-    """Whether the selectors of a query take it."""
-    labels = document["metadata"].get("labels", {})
-    for text in filter(None, asked.get("labelSelector", "").split(",")):
-        key, _, value = text.partition("=")
-        if labels.get(key) != value:
-            return False
-    for text in filter(None, asked.get("fieldSelector", "").split(",")):
-        path, _, value = text.partition("=")
-        found: Any = document
-        for key in path.split("."):
-            found = found.get(key, {})
-        if found != value:
-            return False
-    return True
-
-
-def discovered(path: str) -> Object | None:
-    """What kubectl asks first: which groups and kinds there are, and who checks fields."""
-    if path == "/api":
-        return {"kind": "APIVersions", "versions": ["v1"]}
-    if path == "/apis":
-        groups = []
-        for name in ("batch", "authorization.k8s.io"):
-            version = {"groupVersion": f"{name}/v1", "version": "v1"}
-            groups.append({"name": name, "versions": [version], "preferredVersion": version})
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups}
-    if path in ("/openapi/v3",):
-        paths = {
-            where.strip("/"): {"serverRelativeURL": f"/openapi/v3{where}"}
-            for where in GROUPS.values()
-        }
-        return {"paths": paths}
-    for api, where in GROUPS.items():
-        if path == where:
-            verbs = ["create", "delete", "get", "list", "patch", "watch"]
-            resources = [
-                {"name": plural, "kind": kind, "verbs": verbs, "singularName": kind.lower()}
-                | {"namespaced": plural != "nodes"}
-                for plural, (its, kind) in KINDS.items()
-                if its == api
-            ]
-            return {"kind": "APIResourceList", "groupVersion": api, "resources": resources}
-        if path == f"/openapi/v3{where}":
-            return {
-                "openapi": "3.0.0",
-                "info": {"title": api, "version": "1"},
-                "paths": checked(api),
-            }
-    if path == "/apis/authorization.k8s.io/v1":
-        return {"kind": "APIResourceList", "groupVersion": path[6:], "resources": []}
-    return None
-
-
-def checked(api: str) -> Object:
-    """That the server checks fields itself (`fieldValidation`), kind by kind."""
-    group, _, version = api.rpartition("/")
-    says = {"name": "fieldValidation", "in": "query", "schema": {"type": "string"}}
-    return {
-        f"{GROUPS[api]}/namespaces/{{namespace}}/{plural}": {
-            "patch": {
-                "parameters": [says],
-                "x-kubernetes-group-version-kind": {
-                    "group": group, "version": version, "kind": kind
-                },
-            }
-        }
-        for plural, (its, kind) in KINDS.items()
-        if its == api
-    }  # fmt: skip

@@ -14,15 +14,12 @@ from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.launch.kubernetes import Kubernetes
-from runbook.launch.kubernetes.commands import JobState
+from runbook.launch.kubernetes.cluster import JobState
 from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
-from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes.files import Job
 from runbook.records import End, LaunchStatus
-from runbook.records.run import Invocation
 from tests.cli.shell import inside, runbook
-from tests.kubernetes.cluster import Cluster
-from tests.slurm.helpers import two_ranks
+from tests.nodes.helpers import Place, two_ranks
 
 # The oldest and the newest one whose schemas are installed, and one between.
 VERSIONS = ("1.25", "1.32", "1.37")
@@ -52,7 +49,7 @@ def dry_run(folder: Path, *words: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_dry_run_prints_what_kubectl_and_the_schemas_accept(
-    cluster: Cluster, pod: Path, tmp_path: Path, nodes: int
+    in_kubernetes: Place, pod: Path, tmp_path: Path, nodes: int
 ) -> None:
     found = dry_run(tmp_path, "--phase", "baseline", "--profile", "cpu", "--nodes", str(nodes))
     assert [one["kind"] for one in found] == ["Job", "Service"][:nodes]
@@ -69,7 +66,7 @@ def test_a_dry_run_prints_what_kubectl_and_the_schemas_accept(
     assert (done.returncode, done.stdout.splitlines()) == (0, made[:nodes]), done.stderr
 
 
-def test_a_key_that_there_is_not_is_refused_by_both(cluster: Cluster, pod: Path) -> None:
+def test_a_key_that_there_is_not_is_refused_by_both(in_kubernetes: Place, pod: Path) -> None:
     """The two judges of the manifests do refuse."""
     document = request(pod).job(two_ranks(), "x", ["true"], {})
     document["spec"]["backoffLimits"] = document["spec"].pop("backoffLimit")
@@ -165,31 +162,11 @@ def test_a_pod_that_does_not_fit_is_refused(pod: Path, old: str, new: str, words
     assert words in str(refused.value) and "pod.yaml" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"launcher": "kubernetes"}, "name the pod to run in, kubernetes:POD.yaml"),
-        ({"launcher": "kubernetes:absent.yaml"}, "'absent.yaml' cannot be read: No such file"),
-        ({"launcher": "slurm:pod.yaml"}, "slurm takes no file"),
-        (
-            {"launcher": "kubernetes", "partition": "gpu"},
-            "--partition is for --launcher slurm",
-        ),
-        ({"nodes": 2}, "--nodes is for --launcher kubernetes|slurm"),
-    ],
-)
-def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> None:
-    asked: dict[str, object] = {"phases": "baseline", "profile": "cpu"} | fields
-    with pytest.raises(UsageError) as refused:
-        prepare(RunOptions(**asked))  # type: ignore[arg-type]
-    assert words in str(refused.value)
-
-
 def test_what_is_missing_here_is_told_before_anything_starts(
-    cluster: Cluster, pod: Path, tmp_path: Path
+    in_kubernetes: Place, pod: Path, tmp_path: Path
 ) -> None:
     words = ("--phase", "baseline", "--profile", "cpu", "--launcher", "kubernetes:pod.yaml")
-    cluster.denied |= {"create jobs", "list pods"}
+    in_kubernetes.cluster.denied |= {"create jobs", "list pods"}
     pod.write_text(pod.read_text().replace("claimName: shared", "claimName: absent"))
     done = runbook("run", *words, cwd=tmp_path)
     assert done.code == 2
@@ -207,14 +184,6 @@ def test_what_is_missing_here_is_told_before_anything_starts(
 def test_no_kubectl_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     assert Kubernetes("pod.yaml").lacks() == ["--launcher kubernetes: no kubectl here"]
-
-
-def test_the_commands_that_a_report_prints_ask_for_the_cluster_again(tmp_path: Path) -> None:
-    asked = RunOptions(profile="cpu", launcher="kubernetes:pod.yaml", nodes=2).invocation()
-    line = f"--launcher kubernetes:{Path('pod.yaml').absolute()} --nodes 2"
-    assert asked.line(["baseline"]).endswith(line)
-    assert Invocation.recorded("cpu", {}, asked.options()) == asked
-    assert launcher(asked.launcher).takes_out() == "kubectl cordon {node}"
 
 
 def a_pod(name: str, state: dict[str, Any], **status: object) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A Slurm cluster on this machine alone: `python -m tests.slurm.cluster up|down FOLDER`.
+"""A Slurm cluster on this machine alone: `python -m tests.nodes.slurm up|down FOLDER`.
 
 One slurmctld, one munged and a slurmd for each node, all on the loopback interface, with a key, a
 socket and ports of their own, so that it meets no other Slurm. Everything lies in FOLDER; what was
@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -69,24 +70,30 @@ class Cluster:
     def wait_idle(self) -> None:
         """Wait until every node can take a job and no job is left."""
         idle = ["idle"] * len(self.names)
-        self._until(lambda: self.states() == idle and not self.jobs(), "nodes idle")
+        self._until(lambda: self.states() == idle and not self.left(), "nodes idle")
 
     def down(self) -> None:
         """End all jobs, the daemons and whatever they started."""
         # Whatever does not answer: the daemons end.
         with suppress(subprocess.SubprocessError, TimeoutError):
             self.tool("scancel", "--user", getpass.getuser())
-            self._until(lambda: not self.jobs(), "no jobs")
+            self._until(lambda: not self.left(), "no jobs")
         for pid in reversed(self._pids()):
             self._kill_tree(pid)
         (self.folder / "pids").unlink(missing_ok=True)
 
     def start_node(self, name: str) -> None:
-        """The daemon of a node, for the first time or after `kill_node`."""
+        """The daemon of a node, for the first time or after `power_off`."""
         self._start("slurmd", "-D", "-N", name)
 
-    def kill_node(self, name: str) -> None:
-        """What a power cut does: the daemon and all that it started end at the same moment."""
+    def power_off(self, name: str) -> None:
+        """What a power cut does: the daemon and all that it started end at the same moment.
+
+        Nobody waits until they have.
+        """
+        threading.Thread(target=self._kill_node, args=(name,)).start()
+
+    def _kill_node(self, name: str) -> None:
         mine = (self.environment["SLURM_CONF"], name)
         found: list[psutil.Process] = []
         for process in psutil.process_iter():
@@ -104,7 +111,7 @@ class Cluster:
             if process.pid in self._children:
                 self._children.pop(process.pid).wait()
 
-    def bring_back(self, name: str) -> None:
+    def power_on(self, name: str) -> None:
         """What an operator does with a node that was down: its jobs are given up, it may return."""
         for words in (("state=down", "reason=lost"), ("state=resume",)):
             self.tool("scontrol", "update", f"nodename={name}", *words)
@@ -116,7 +123,7 @@ class Cluster:
         said = self.tool("sinfo", "--noheader", "--Node", "--format=%T")
         return said.split()
 
-    def jobs(self) -> list[str]:
+    def left(self) -> list[str]:
         """Every job that Slurm has not done with: `id name state`."""
         said = self.tool("squeue", "--noheader", "--states=all", "--format=%i %j %T")
         over = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "DEADLINE")
@@ -237,7 +244,7 @@ def _free_ports(count: int) -> list[int]:
 def main(words: Sequence[str]) -> int:
     """`up FOLDER [NODES]` prints the variable to export; `down FOLDER`."""
     if len(words) < 2 or words[0] not in ("up", "down"):
-        print("usage: python -m tests.slurm.cluster up FOLDER [NODES] | down FOLDER")
+        print("usage: python -m tests.nodes.slurm up FOLDER [NODES] | down FOLDER")
         return 2
     if absent := missing_programs():
         print(f"not installed: {', '.join(absent)}; apt-get install slurm-wlm munge")

@@ -1,8 +1,9 @@
-"""What Slurm is asked for, and what is read of its answers; nothing here needs a cluster."""
+"""What is refused of nodes, what Slurm is asked for, and what is read of its answers."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.launch import LaunchOptions, run_launch
+from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes.files import (
     NODE_JSONL,
     NODES,
@@ -22,11 +24,10 @@ from runbook.launch.nodes.files import (
     kept_nodes,
 )
 from runbook.launch.observer import Observer
-from runbook.launch.slurm import Request, agent_script
-from runbook.launch.slurm.commands import parse_job
+from runbook.launch.slurm.cluster import Request, agent_script, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
-from tests.slurm.helpers import launcher
+from tests.nodes.helpers import Place
 
 KEPT = "slurm_nodes.json"
 ASKED = RunOptions(phases="baseline", profile="cpu", launcher="slurm", nodes=2, partition="gpu")
@@ -50,11 +51,15 @@ def test_the_ranks_are_spread_over_the_nodes_and_one_process_has_one() -> None:
         ({"launcher": "slurm", "nodes": 3}, "the 2 ranks of profile cpu cannot be spread evenly"),
         ({"nodes": 2}, "--nodes is for --launcher kubernetes|slurm"),
         ({"partition": "gpu"}, "--partition is for --launcher slurm"),
+        ({"launcher": "kubernetes", "partition": "gpu"}, "--partition is for --launcher slurm"),
         ({"queue_s": 5.0}, "--queue-s is for --launcher kubernetes|slurm"),
         (
             {"launcher": "slurm", "nodes": 2, "profile": "a100x2_pcie4"},
             "profile a100x2_pcie4 is for 1 node(s)",
         ),
+        ({"launcher": "kubernetes"}, "name the pod to run in, kubernetes:POD.yaml"),
+        ({"launcher": "kubernetes:absent.yaml"}, "'absent.yaml' cannot be read: No such file"),
+        ({"launcher": "slurm:pod.yaml"}, "slurm takes no file"),
     ],
 )
 def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> None:
@@ -90,11 +95,28 @@ def test_a_folder_with_odd_characters_stays_one_word(tmp_path: Path) -> None:
     assert f"{folder}".replace("'", "'\"'\"'") in agent_script(folder)
 
 
-def test_the_commands_that_a_report_prints_ask_for_the_cluster_again() -> None:
-    asked = Invocation(profile="cpu", launcher="slurm", nodes=2, partition="gpu", queue_s=60)
-    line = asked.line(["baseline"])
-    assert line.endswith("--launcher slurm --nodes 2 --partition gpu --queue-s 60")
+@pytest.mark.parametrize(
+    ("fields", "ends", "takes_out"),
+    [
+        (
+            {"launcher": "slurm", "partition": "gpu", "queue_s": 60},
+            "--launcher slurm --nodes 2 --partition gpu --queue-s 60",
+            "scontrol update nodename={node} state=drain reason={reason}",
+        ),
+        (
+            {"launcher": "kubernetes:pod.yaml"},
+            f"--launcher kubernetes:{Path('pod.yaml').absolute()} --nodes 2",
+            "kubectl cordon {node}",
+        ),
+    ],
+)
+def test_the_commands_that_a_report_prints_ask_for_the_cluster_again(
+    fields: dict[str, Any], ends: str, takes_out: str
+) -> None:
+    asked = RunOptions(profile="cpu", nodes=2, **fields).invocation()
+    assert asked.line(["baseline"]).endswith(ends)
     assert Invocation.recorded("cpu", {}, asked.options()) == asked
+    assert launcher(asked.launcher).takes_out() == takes_out
 
 
 def test_a_job_as_slurm_tells_it() -> None:
@@ -144,6 +166,6 @@ def test_preflight_names_the_nodes_in_the_order_in_which_launches_take_them(tmp_
         append_record(root / name / NODE_JSONL, NodeState(node=name, index=index))
         write_facts(root / name, {})
     (root.parent / LAUNCH_JSON).write_text("{}")
-    facts = _gathered(tmp_path, root.parent, launcher(tmp_path))
+    facts = _gathered(tmp_path, root.parent, Place(kind="slurm").launcher(tmp_path))
     assert facts[NODE_NAMES].value == "n1, n0, n2"
     assert kept_nodes(tmp_path / KEPT) == ("n1", "n0", "n2")
