@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from reports.advice import values_before
 from reports.key_numbers import KeyNumber, key_numbers
 from reports.text import one_line, shown_value
-from reports.view import ReportView
+from reports.view import ReportView, run_folder
 from runbook.config.precedence import told
 from runbook.records import Outcome, PhaseRecord, RunRecord, Table
 from runbook.records.measurement import Scalar
-from runbook.records.run import Invocation
 from runbook.text import counted
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
@@ -93,12 +92,6 @@ def _terms(record: RunRecord, numbers: Sequence[KeyNumber]) -> str:
     if any(not one.gated for one in numbers):
         told.append("not gated: no limit applies on this profile")
     return f"{'; '.join(told)}."
-
-
-def run_folder(record: RunRecord) -> str:
-    """The run's folder as a word of a command: where the run was told to put it."""
-    out = Invocation.recorded(record.profile, {}, record.options).out
-    return shlex.quote(f"{out}/{record.run_id}")
 
 
 def _tables(record: RunRecord) -> Iterator[SmallTable]:
