@@ -5,14 +5,13 @@ Everything is taken from the record.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.advice import values_before
 from reports.key_numbers import KeyNumber, key_numbers
-from reports.text import one_line, shown_value
+from reports.text import export_line, one_line, shown_value
 from reports.view import ReportView, run_folder
 from runbook.config.precedence import told
 from runbook.records import Outcome, PhaseRecord, RunRecord, Table
@@ -44,7 +43,7 @@ class SmallTable:
 class Summary:
     """What stands on the first page, in its order. `unmeasured` names what has no tile, and why.
 
-    `exports` are lines for a shell, to be shown only if the run is GO.
+    `exports` is a line for a shell, to be shown only if the run is GO.
     """
 
     tiles: tuple[KeyNumber, ...]
@@ -67,7 +66,7 @@ def summarize(view: ReportView) -> Summary:
         tiles=tuple(tiles[:_TILES]),
         unmeasured=_unmeasured(missing),
         numbers=numbers,
-        exports="\n".join(f"export {n}={shlex.quote(v)}" for n, v in record.exports.items()),
+        exports=export_line(record.exports),
         facts=tuple(run_facts(record)),
         tables=tuple(_tables(record)),
         folder=run_folder(record),

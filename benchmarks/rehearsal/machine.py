@@ -17,8 +17,8 @@ import yaml
 from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
 from benchmarks.rehearsal.roofline import PCIE_BYTES_S, Pace
 
-# The kernels that torch takes: flash takes no mask, and the window's sequences need none.
-KERNELS = {"cmp": "explicit_softmax", "sel": "efficient", "win": "flash"}
+# The kernels that torch takes: flash takes no mask.
+KERNELS = {"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ class Machine:
     kernel_log_of: str = ""
     samples_days: float = 0.0
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    window: str = "varlen"
+    window: str = "triton"
     windows: Mapping[str, str] = field(default_factory=dict)
     self_test: bool = True
     held_mhz: Mapping[int, int] = field(default_factory=dict)

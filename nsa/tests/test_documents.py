@@ -263,6 +263,8 @@ def test_what_was_trained_on_is_let_go(tmp_path: Path) -> None:
     source = opened(tmp_path, 0, 1, LONG)
     assert isinstance(source, PrefetchSource)
     epoch = len(document) // (ROWS * LONG) + 1
+    # Of a short document one batch would take thousands of epochs.
+    assert next(source.inner.corpus.documents()).text == document
     for _ in range(epoch):
         source.inner.fetch()
     tracemalloc.start()
@@ -429,13 +431,17 @@ def check_trained(
     assert len(trained) == len(wanted) - begun * MICRO_BATCHES, "steps left micro-batches out"
 
 
-@pytest.mark.parametrize(("name", "old"), [("b/a.txt", b"abcdefghij"), ("b/aa.txt", b"")])
+# Of a file that is long, the last word.
+@pytest.mark.parametrize(
+    ("name", "old"), [("b/a.txt", b"abcdefghij"), ("b/long.txt", b"end"), ("b/aa.txt", b"")]
+)
 def test_reading_does_not_go_on_in_other_files(
     corpus: Path, tmp_path: Path, name: str, old: bytes
 ) -> None:
     """A place among documents means nothing once one of them is another, or a file is new."""
     folder = tmp_path / "corpus"
     shutil.copytree(corpus, folder)
+    (folder / "b/long.txt").write_bytes(b"word\n" * 600_000 + b"end")
     first = opened(folder, 0, 1)
     try:
         position = first.fetch().position
@@ -443,7 +449,7 @@ def test_reading_does_not_go_on_in_other_files(
         first.close()
     other = folder / name
     content = other.read_bytes() if old else b""
-    other.write_bytes(content.replace(old, b"abcdefghik", 1))
+    other.write_bytes(content.replace(old, b"abcdefghik"[-len(old) :], 1))
     second = opened(folder, 0, 1)
     try:
         with pytest.raises(DataError, match=re.escape(other.name)):

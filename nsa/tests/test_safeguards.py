@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa.launch.plan import Place
-from nsa.launch.ranks import Ranks
+from nsa.launch.ranks import Ranks, parameter_hash
 from nsa.step import clock
 from nsa.step.sync import Posted, post
 from nsa.tests.launched import (
@@ -204,24 +204,16 @@ def posted(rank: int, spoiled: Collection[str]) -> Posted:
     )
 
 
-# How much worse an evaluation after a step is made than it would be: the third is best.
-WORSE = (8.0, 4.0, 1.0, 2.0, 6.0, 4.0)
-# What the first number that is another one tells, in the step after a save. In later ones it is
-# what the update between them went by.
-ABOUT = {
-    "loss": "the weights and the place in the data",
-    "grad_norm": "gradients that are left over",
-    "lr": "the place in the schedule",
-}
-OF_THE_UPDATE = "moments and step counts of the optimizer"
-
-
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("what", ["halt file", "SIGTERM"])
 def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
-    tmp_path: Path, what: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, rank: int
 ) -> None:
-    """With the next one at the latest, and on CUDA one later."""
+    """With the next one at the latest, and on CUDA one later. A step may take as long as four."""
+    monkeypatch.setattr(clock.Mark, "seconds", lambda _: 30.0)
     loop = trainer(tmp_path, save_every=STEPS)
+    place = Place(rank=rank, local_rank=0, world_size=1, nodes=1, from_torchrun=False)
+    loop.ranks = Ranks(place=place, device=device(), grouped=False)
 
     def hook(*_: Any) -> None:
         if loop.step != 2:
@@ -236,6 +228,18 @@ def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
     assert end.code == (HALTED if what == "halt file" else PREEMPTED), end
     assert loop.step <= 3 + (device().type == "cuda"), f"it went on to step {loop.step}"
     assert kept(tmp_path) == [loop.step]
+    assert loop.termination.grace_s == 4 * 30.0
+
+
+@torch.no_grad()
+def test_ranks_know_each_other_by_every_parameter() -> None:
+    """Those that parted in a norm or a bias alone would go on unnoticed."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.RMSNorm(2))
+    known = {parameter_hash(model)}
+    for parameter in model.parameters():
+        parameter.view(-1)[-1] += 1.0
+        known.add(parameter_hash(model))
+    assert len(known) == 4
 
 
 def test_the_last_save_may_take_longer_than_the_grace_time(

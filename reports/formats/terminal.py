@@ -5,13 +5,12 @@ Behind it what GitHub Actions shows beside a change: workflow commands, an annot
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from reports.causes import Cause
 from reports.formats.nodes import accused_of
-from reports.text import bound_text, check_value, limit_text, one_line
+from reports.text import bound_text, check_value, export_line, limit_text, one_line
 from reports.view import STEPS, PhaseView, ReportView, build_view, permit_of
 from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import Check, RunRecord, Verdict
@@ -49,10 +48,9 @@ def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
         text = f"{one['node']} ({one['confidence']})  {one['command']}"
         yield whole(f"    node   {one_line(text)}")
     if view.record.verdict is Verdict.GO and view.record.exports and not screen.terse:
-        pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
         if view.record.profile_document.get("own_trainer"):
             yield _told("Start your trainer as you do, with this in its shell:")
-        yield whole(f"export {' '.join(pairs)}")
+        yield whole(export_line(view.record.exports))
     for name, step in zip(STEPS, view.following, strict=False):
         if step.command not in view.told:
             yield whole(f"  {name}   {one_line(screen.typed(step.command))}")

@@ -99,23 +99,26 @@ class Running(Reach, Protocol):
 class Launcher(Protocol):
     """Starts the commands of one run, and finds those that a killed harness left running."""
 
-    here: bool
+    here: bool = False
     """Does everything run on this machine?"""
 
     def start(self, start: Start) -> Running:
         """Start the command. Raises OSError, or RefusedError."""
 
-    def adopt(self, start: Start) -> Running | None:
+    def adopt(self, start: Start) -> Running | None:  # noqa: ARG002
         """The command that was started in this run directory, if it outlived its harness."""
+        return None
 
-    def nodes(self, run_dir: Path) -> list[Path]:
+    def nodes(self, run_dir: Path) -> list[Path]:  # noqa: ARG002
         """The folders of the nodes of a launch, the run's first node first.
 
         Empty where there is only this machine. Raises RunbookError if one of them is damaged.
         """
+        return []
 
-    def is_own_file(self, name: str) -> bool:
+    def is_own_file(self, name: str) -> bool:  # noqa: ARG002
         """Is this file in the folder of a node the launcher's own?"""
+        return False
 
 
 class LauncherKind(Protocol):
@@ -124,13 +127,14 @@ class LauncherKind(Protocol):
     Where `NAME:FILE` is read, it is made with the file's path, and without one for `NAME` alone.
     """
 
-    here: bool
+    here: bool = False
     """Does everything run on this machine?"""
-    reads: Sequence[str]
+    reads: Sequence[str] = ()
     """The options of the command line that it obeys; `FILE_AFTER` where it reads a file."""
 
     def lacks(self) -> list[str]:
         """What a run with it lacks here, in words."""
+        return []
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """What is wrong with its options, or with running this profile by it, in words."""
@@ -146,6 +150,7 @@ class LauncherKind(Protocol):
 
         Empty where there is only this machine.
         """
+        return ""
 
 
 @lru_cache(maxsize=8)

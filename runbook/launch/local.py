@@ -24,6 +24,7 @@ from runbook.launch.launcher_api import (
     GROUP,
     Aftermath,
     Launcher,
+    LauncherKind,
     Running,
     Start,
     unread,
@@ -156,11 +157,10 @@ class LocalRun(Host):
         self.watch.update()
 
 
-class Local:
+class Local(LauncherKind, Launcher):
     """This machine, as `--launcher` names it, and as a run's launcher."""
 
     here = True
-    reads = ()
 
     def start(self, start: Start) -> Running:
         """As in `Launcher`. Raises RefusedError where no process or thread may be started."""
@@ -170,22 +170,6 @@ class Local:
             if why := nothing_starts(error):
                 raise RefusedError(why) from error
             raise
-
-    def adopt(self, start: Start) -> Running | None:  # noqa: ARG002 - nothing is ever left
-        """None: nothing of this machine outlives its harness."""
-        return None
-
-    def nodes(self, run_dir: Path) -> list[Path]:  # noqa: ARG002 - there is one machine
-        """None: there is one machine."""
-        return []
-
-    def is_own_file(self, name: str) -> bool:  # noqa: ARG002 - there are no nodes
-        """As in `Launcher`."""
-        return False
-
-    def lacks(self) -> list[str]:
-        """As in `LauncherKind`."""
-        return []
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""
@@ -203,10 +187,6 @@ class Local:
     def printed(self, launch: Launch, setup: Setup) -> str:  # noqa: ARG002 - a launch says all
         """As in `LauncherKind`."""
         return pasteable(launch).lines
-
-    def takes_out(self) -> str:
-        """As in `LauncherKind`."""
-        return ""
 
 
 def other_launchers() -> list[str]:

@@ -24,7 +24,7 @@ from runbook.engine.verify import verify_run
 from tests.frozen import corpus
 from tests.frozen.accept import main as accept
 from tests.frozen.catalog import FROZEN, Frozen
-from tests.slurm.cluster import Cluster
+from tests.nodes.slurm import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 # `{run}` in a command is the run that the command before it made.

@@ -7,112 +7,35 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from runbook import FILE_AFTER
 from runbook.config.profile import Profile
-from runbook.config.settings import is_passed_on
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError
 from runbook.files import write_atomic
 from runbook.launch.command import completed, rendezvous
 from runbook.launch.inputs import RefusedError
-from runbook.launch.kubernetes.commands import JobState, Kubectl
-from runbook.launch.kubernetes.manifests import PodFile, Request, owned_by, read_pod
-from runbook.launch.launcher_api import Launcher, Start
-from runbook.launch.nodes import NodesLauncher, chosen, gpus_per_node, problems_of
-from runbook.launch.nodes.cluster import Standing
-from runbook.launch.nodes.files import Job
+from runbook.launch.kubernetes.cluster import KubernetesCluster
+from runbook.launch.kubernetes.manifests import PodFile, Request, read_pod
+from runbook.launch.launcher_api import Launcher, LauncherKind
+from runbook.launch.nodes import NodesLauncher, gpus_per_node, problems_of
 from runbook.records import Launch
 from runbook.records.launch import TORCHRUN
 
-AGENT = "runbook.launch.kubernetes.agent"
 # The copy of the pod file that a run began with.
 KEPT_POD = "pod.yaml"
 _PORT = 29400
 _NEEDS = ("create jobs.batch", "delete jobs.batch", "list pods", "create services")
 
 
-@dataclass(kw_only=True)
-class KubernetesCluster:
-    """Kubernetes as a `Cluster`, which is asked for every launch with the same pod.
-
-    Of a pod that is gone it remembers what was said last: an eviction ends with its removal.
-    """
-
-    request: Request
-    kubectl: Kubectl
-    name: str = field(default="kubernetes", init=False)
-    title: str = field(default="Kubernetes", init=False)
-    pending: Standing = field(init=False, default=JobState(job={}, pods=(), nodes=1))
-    by_itself_s: float = field(default=0.0, init=False)
-    meet_s: float = field(default=0.0, init=False)
-    _seen: dict[str, dict[str, Mapping[str, Any]]] = field(default_factory=dict, init=False)
-
-    def submit(self, start: Start, job: Job, names: tuple[str, ...]) -> Job:
-        """As in `Cluster`. Raises RefusedError with kubectl's words."""
-        launch = start.launch
-        # A pod has a path, a home and devices of its own.
-        environment = {
-            name: value
-            for name, value in start.environment.items()
-            if name in start.command.env or not is_passed_on(name)
-        }
-        command = [sys.executable, "-P", "-m", AGENT, str(start.run_dir.resolve())]
-        on = chosen(launch, names)
-        made = self.kubectl.create(self.request.job(launch, job.name, command, environment, on))
-        if launch.nodes > 1:
-            try:
-                service = self.request.service(job.name)
-                self.kubectl.create(service | {"metadata": owned_by(service, made)})
-            except RefusedError:
-                self.cancel(job, at_once=False)
-                raise
-        return job
-
-    def found(self, job: Job) -> Job:
-        """As in `Cluster`: the token in its name is enough."""
-        return job
-
-    def look(self, job: Job) -> Standing | None:
-        """As in `Cluster`. Raises RefusedError."""
-        found, pods = self.kubectl.job_and_pods(job.name)
-        if found is None and not pods:
-            return None
-        seen = self._seen.setdefault(job.name, {})
-        seen.update({pod["metadata"]["name"]: pod for pod in pods})
-        return JobState(
-            job=found or {},
-            pods=tuple(seen.values()),
-            nodes=job.nodes,
-            event="" if pods else self.kubectl.last_warning(job.name),
-            logs=self.kubectl.last_log,
-        )
-
-    def is_listed(self, job: Job) -> bool:
-        """As in `Cluster`."""
-        return self.kubectl.is_listed(job.name)
-
-    def cancel(self, job: Job, *, at_once: bool) -> None:
-        """As in `Cluster`."""
-        self.kubectl.delete(job.name, at_once=at_once)
-
-    def calls(self, node: str) -> str:
-        """As in `Cluster`."""
-        return self.kubectl.node_words(node)
-
-
-class Kubernetes:
+class Kubernetes(LauncherKind):
     """Jobs of Kubernetes, as `--launcher kubernetes:POD.yaml` names them."""
 
-    here = False
-    reads: Sequence[str] = ("--nodes", "--queue-s", FILE_AFTER)
+    reads = ("--nodes", "--queue-s", FILE_AFTER)
 
     def __init__(self, path: str = "") -> None:
         self.path = path
@@ -123,7 +46,7 @@ class Kubernetes:
             return ["--launcher kubernetes: no kubectl here"]
         try:
             pod = self._pod()
-            kubectl = Kubectl(namespace=pod.metadata.namespace)
+            kubectl = KubernetesCluster(request=Request(pod=pod, gpus=0, queue_s=0))
             denied = [words for words in _NEEDS if not kubectl.may(*words.split())]
             absent = [claim for claim in pod.claims() if not kubectl.has_claim(claim)]
         except UsageError:
@@ -151,8 +74,7 @@ class Kubernetes:
         if not kept.is_file():
             write_atomic(kept, Path(self.path).read_text("utf-8"))
         request, queue_s = _request(read_pod(kept), setup), setup.options.queue_s
-        kubectl = Kubectl(namespace=request.pod.metadata.namespace)
-        cluster = KubernetesCluster(request=request, kubectl=kubectl)
+        cluster = KubernetesCluster(request=request)
         return NodesLauncher(run_root=run_root, cluster=cluster, queue_s=queue_s, note=note)
 
     def printed(self, launch: Launch, setup: Setup) -> str:

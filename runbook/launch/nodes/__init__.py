@@ -7,14 +7,14 @@ harness share only the run directory. What a launch means is decided where it is
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.config.profile import Profile
 from runbook.config.setup import RunOptions
 from runbook.errors import RunbookError
 from runbook.folder import CONSOLE_LOG
-from runbook.launch.launcher_api import LauncherKind, Running, Start, unread
+from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start, unread
 from runbook.launch.local import nodes_problems
 from runbook.launch.nodes import files
 from runbook.launch.nodes.cluster import Cluster
@@ -42,7 +42,7 @@ def chosen(launch: Launch, names: Sequence[str]) -> list[str]:
 
 
 @dataclass(kw_only=True)
-class NodesLauncher:
+class NodesLauncher(Launcher):
     """Starts launches on nodes of a cluster that share the run's folder.
 
     `queue_s` is how long a job may wait for its nodes. `note` is told what a person should read.
@@ -52,7 +52,6 @@ class NodesLauncher:
     cluster: Cluster
     queue_s: float
     note: Callable[[str], None]
-    here: bool = field(default=False, init=False)
 
     def start(self, start: Start) -> Running:
         """As in `Launcher`. Raises RefusedError."""

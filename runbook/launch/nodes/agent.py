@@ -1,18 +1,19 @@
-"""Runs on each node of a job, started there by the cluster.
+"""Runs on each node of a job: `python -m runbook.launch.nodes.agent PLACE RUN_DIR`.
 
-It starts torchrun, tells the harness through files how the ranks of its node are, passes its
-signals on, and ends everything with its node's token when it is asked to, or dies itself.
+PLACE names the function of a launcher that tells where it runs, as `module:function`. It starts
+torchrun, tells the harness through files how the ranks of its node are, passes its signals on, and
+ends everything with its node's token when it is asked to, or dies itself.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import pkgutil
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -229,19 +230,24 @@ def _interface_of(address: str) -> str:
     return ""
 
 
-def serve(argv: list[str], node: str, place: Callable[[files.Job], Place]) -> int:
+def main(place: str, folder: str) -> int:
     """Be the agent of this node. 28: a full disk; 2: any other reason, on stderr; 15: ended."""
-    run_dir = Path(argv[0])
+    run_dir, here = Path(folder), socket.gethostname()
     job = files.read_record(run_dir / files.JOB_JSON, files.Job)
     if job is None:
         sys.stderr.write(f"{run_dir / files.JOB_JSON} cannot be read on this node\n")
         return 2
     try:
-        agent = Agent(run_dir, job, place(job))
+        agent = Agent(run_dir, job, pkgutil.resolve_name(place)(job))
+        here = agent.place.node
         agent.run()
     except (OSError, RunbookError) as error:
-        sys.stderr.write(f"node {node}: {error}\n")
+        sys.stderr.write(f"node {here}: {error}\n")
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         return errno.ENOSPC if full else 2
     # To a cluster whoever ends well was not cut off.
     return signal.SIGTERM if agent.stopped_by else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

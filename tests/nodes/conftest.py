@@ -1,0 +1,115 @@
+"""Clusters for the tests that need one, and what must be left of a test: nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.nodes import kubernetes, slurm
+from tests.nodes.helpers import Place
+
+
+@contextmanager
+def slurm_of(folder: Path, nodes: int) -> Iterator[slurm.Cluster]:
+    """A running cluster; skipped, with the reason, where Slurm is not installed."""
+    if absent := slurm.missing_programs():
+        pytest.skip(f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)")
+    cluster = slurm.Cluster(folder, nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+        patch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
+        try:
+            cluster.up()
+            yield cluster
+        finally:
+            cluster.down()
+
+
+@pytest.fixture(scope="session")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
+    """One of two nodes for each worker that has tests of it."""
+    with slurm_of(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def in_slurm(two_nodes: slurm.Cluster) -> Iterator[Place]:
+    """The cluster, of which a test must leave no job behind."""
+    yield Place(kind="slurm", cluster=two_nodes)
+    assert two_nodes.left() == []
+
+
+@pytest.fixture
+def slurm_with(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[int], slurm.Cluster]]:
+    """Makes a cluster of so many nodes for one test, which must leave no job behind."""
+    with ExitStack() as opened:
+
+        def make(nodes: int) -> slurm.Cluster:
+            folder = tmp_path_factory.mktemp("slurm")
+            cluster = opened.enter_context(slurm_of(folder, nodes))
+            opened.callback(lambda: _is_empty(cluster))
+            return cluster
+
+        yield make
+
+
+def _is_empty(cluster: slurm.Cluster) -> None:
+    assert cluster.left() == []
+
+
+@pytest.fixture
+def in_kubernetes(tmp_path_factory: pytest.TempPathFactory, pod: Path) -> Iterator[Place]:
+    """Two nodes, of which a test must leave no job, pod or service behind."""
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed (apt-get install kubernetes-client, or Google's)")
+    made = kubernetes.Cluster(tmp_path_factory.mktemp("kubernetes"))
+    with pytest.MonkeyPatch.context() as patch:
+        made.up()
+        for name, value in made.environment.items():
+            patch.setenv(name, value)
+        try:
+            yield Place(kind="kubernetes", cluster=made, pod=pod)
+            assert made.left() == []
+        finally:
+            made.down()
+
+
+@pytest.fixture(params=[pytest.param("slurm", marks=pytest.mark.slow), "kubernetes"])
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each cluster in turn."""
+    found: Place = request.getfixturevalue(f"in_{request.param}")
+    return found
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Path:
+    """A pod file that shares the test's folder."""
+    path = tmp_path / "pod.yaml"
+    path.write_text(POD.format(shared=tmp_path))
+    return path
+
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata:
+  namespace: training
+  labels: {{team: nsa}}
+spec:
+  nodeSelector: {{pool: gpu}}
+  containers:
+  - name: trainer
+    image: registry.example/nsa-runbook:1
+    env: [{{name: HF_HOME, value: /hf}}]
+    volumeMounts: [{{name: shared, mountPath: {shared}}}]
+  volumes:
+  - name: shared
+    persistentVolumeClaim: {{claimName: shared}}
+"""

@@ -1,0 +1,171 @@
+"""What is refused of nodes, what Slurm is asked for, and what is read of its answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runbook.config.setup import RunOptions
+from runbook.engine.on_nodes import _gathered
+from runbook.engine.plan.prepare import prepare
+from runbook.errors import UsageError
+from runbook.folder import LAUNCH_JSON
+from runbook.folder.facts import write_facts
+from runbook.launch import LaunchOptions, run_launch
+from runbook.launch.launcher_api import launcher
+from runbook.launch.nodes.files import (
+    NODE_JSONL,
+    NODES,
+    NodeState,
+    append_record,
+    keep_nodes,
+    kept_nodes,
+)
+from runbook.launch.observer import Observer
+from runbook.launch.slurm.cluster import Request, agent_script, parse_job
+from runbook.records.run import NODE_NAMES, Invocation
+from tests.cli.shell import inside
+from tests.nodes.helpers import Place
+
+KEPT = "slurm_nodes.json"
+ASKED = RunOptions(phases="baseline", profile="cpu", launcher="slurm", nodes=2, partition="gpu")
+
+
+def test_the_ranks_are_spread_over_the_nodes_and_one_process_has_one() -> None:
+    setup = prepare(RunOptions(phases="all", profile="cpu", launcher="slurm", nodes=2))
+    spread = [launch for launch in setup.planned if launch.nproc > 1]
+    assert spread and all(launch.nodes == 2 for launch in spread)
+    assert all(
+        launch.argv[:3] == ("torchrun", "--nnodes=2", "--nproc_per_node=1") for launch in spread
+    )
+    assert all(launch.nodes == 1 for launch in setup.planned if launch.nproc == 1)
+    assert {"preflight.nodes", "preflight.nodes_alike"} <= set(setup.required)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"launcher": "slum", "nodes": 2}, "no such launcher (did you mean 'slurm'?)"),
+        ({"launcher": "slurm", "nodes": 3}, "the 2 ranks of profile cpu cannot be spread evenly"),
+        ({"nodes": 2}, "--nodes is for --launcher kubernetes|slurm"),
+        ({"partition": "gpu"}, "--partition is for --launcher slurm"),
+        ({"launcher": "kubernetes", "partition": "gpu"}, "--partition is for --launcher slurm"),
+        ({"queue_s": 5.0}, "--queue-s is for --launcher kubernetes|slurm"),
+        (
+            {"launcher": "slurm", "nodes": 2, "profile": "a100x2_pcie4"},
+            "profile a100x2_pcie4 is for 1 node(s)",
+        ),
+        ({"launcher": "kubernetes"}, "name the pod to run in, kubernetes:POD.yaml"),
+        ({"launcher": "kubernetes:absent.yaml"}, "'absent.yaml' cannot be read: No such file"),
+        ({"launcher": "slurm:pod.yaml"}, "slurm takes no file"),
+    ],
+)
+def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> None:
+    asked: dict[str, object] = {"phases": "baseline", "profile": "cpu"} | fields
+    with pytest.raises(UsageError) as refused:
+        prepare(RunOptions(**asked))  # type: ignore[arg-type]
+    assert words in str(refused.value)
+
+
+def test_one_machine_does_not_start_what_was_planned_for_two(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="planned for 2 nodes, and this starts on one machine"):
+        run_launch(prepare(ASKED).planned[0], LaunchOptions(run_root=tmp_path, observer=Observer()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
+    words = ("--phase", "baseline", "--profile", "cpu", "--launcher", "slurm", "--nodes", "2")
+    done = inside("run", *words, "--partition", "gpu", "--dry-run", cwd=tmp_path)
+    assert done.code == 0
+    script = done.out[done.out.index("sbatch <<'JOB'") :]
+    for line in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=1",
+        "#SBATCH --partition=gpu",
+        "export NSA_DDP_BUCKET_MB=0.5",
+    ):
+        assert line in script.splitlines()
+    assert "torchrun --rdzv-backend=c10d" in script and "--nnodes=2 --nproc_per_node=1" in script
+
+
+def test_a_folder_with_odd_characters_stays_one_word(tmp_path: Path) -> None:
+    folder = tmp_path / "it's %j; rm -rf x"
+    assert f"{folder}".replace("'", "'\"'\"'") in agent_script(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "ends", "takes_out"),
+    [
+        (
+            {"launcher": "slurm", "partition": "gpu", "queue_s": 60},
+            "--launcher slurm --nodes 2 --partition gpu --queue-s 60",
+            "scontrol update nodename={node} state=drain reason={reason}",
+        ),
+        (
+            {"launcher": "kubernetes:pod.yaml"},
+            f"--launcher kubernetes:{Path('pod.yaml').absolute()} --nodes 2",
+            "kubectl cordon {node}",
+        ),
+    ],
+)
+def test_the_commands_that_a_report_prints_ask_for_the_cluster_again(
+    fields: dict[str, Any], ends: str, takes_out: str
+) -> None:
+    asked = RunOptions(profile="cpu", nodes=2, **fields).invocation()
+    assert asked.line(["baseline"]).endswith(ends)
+    assert Invocation.recorded("cpu", {}, asked.options()) == asked
+    assert launcher(asked.launcher).takes_out() == takes_out
+
+
+def test_a_job_as_slurm_tells_it() -> None:
+    job = parse_job(
+        "JobId=4 JobName=runbook-ab UserId=root(0) JobState=PENDING "
+        "Reason=Nodes_required_for_job_are_DOWN ExitCode=0:0 NodeList=(null)"
+    )
+    assert (job.waits, job.over, job.nodes) == (True, False, "")
+    assert job.reason == "Nodes_required_for_job_are_DOWN"
+    ended = parse_job(
+        "JobId=4 JobState=FAILED Reason=NonZeroExitCode ExitCode=28:0 NodeList=n[0-1]"
+    )
+    assert (ended.over, ended.code, ended.nodes) == (True, 28, "n[0-1]")
+
+
+def test_a_pair_runs_on_its_own_nodes() -> None:
+    launch = prepare(ASKED).planned[0].model_copy(update={"on": (0, 2)})
+    words = Request().words(launch, name="x", names=("n4", "n7", "n9"))
+    assert "--nodelist=n4,n9" in words
+
+
+def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> None:
+    """However a run begins: what ran on fewer nodes ran on some of those of what has more."""
+    assert kept_nodes(tmp_path / KEPT) == ()
+    for job, kept in (
+        (["n7"], ("n7",)),
+        (["n4", "n7", "n9"], ("n7", "n4", "n9")),
+        (["n4", "n7"], ("n7", "n4", "n9")),
+    ):
+        keep_nodes(tmp_path / KEPT, job)
+        assert kept_nodes(tmp_path / KEPT) == kept
+    launch = prepare(ASKED).planned[0]
+    names = kept_nodes(tmp_path / KEPT)
+    assert "--nodelist=n7,n4" in Request().words(launch, name="x", names=names)
+    # Of nodes that are not known yet Slurm chooses, beside those that are.
+    words = Request().words(launch, name="x", names=("n7",))
+    assert {"--nodes=2", "--nodelist=n7"} <= set(words)
+
+
+def test_preflight_names_the_nodes_in_the_order_in_which_launches_take_them(tmp_path: Path) -> None:
+    """Pairs of nodes are measured by places in that order, and told by these names."""
+    keep_nodes(tmp_path / KEPT, ["n1"])
+    keep_nodes(tmp_path / KEPT, ["n0", "n1", "n2"])
+    root = tmp_path / "preflight/nodes" / NODES
+    for index, name in enumerate(("n0", "n1", "n2")):
+        (root / name).mkdir(parents=True)
+        append_record(root / name / NODE_JSONL, NodeState(node=name, index=index))
+        write_facts(root / name, {})
+    (root.parent / LAUNCH_JSON).write_text("{}")
+    facts = _gathered(tmp_path, root.parent, Place(kind="slurm").launcher(tmp_path))
+    assert facts[NODE_NAMES].value == "n1, n0, n2"
+    assert kept_nodes(tmp_path / KEPT) == ("n1", "n0", "n2")

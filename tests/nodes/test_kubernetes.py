@@ -1,0 +1,247 @@
+"""What Kubernetes is asked for and who refuses it, and what is read of its answers."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from runbook.config.setup import RunOptions
+from runbook.engine.plan.prepare import prepare
+from runbook.errors import UsageError
+from runbook.launch.kubernetes import Kubernetes
+from runbook.launch.kubernetes.cluster import JobState
+from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
+from runbook.launch.nodes.files import Job
+from runbook.records import End, LaunchStatus
+from tests.cli.shell import inside, runbook
+from tests.nodes.helpers import Place, two_ranks
+
+# The oldest and the newest one whose schemas are installed, and one between.
+VERSIONS = ("1.25", "1.32", "1.37")
+GPUS = """
+extends: a100x2_pcie4
+name: pair
+title: two nodes of two A100
+ranks: 4
+workload: {global_batch: 128}
+hardware: {nodes: 2, interconnect: infiniband}
+"""
+
+
+def request(pod: Path) -> Request:
+    return Request(pod=read_pod(pod), gpus=0, queue_s=60)
+
+
+def dry_run(folder: Path, *words: str) -> list[dict[str, Any]]:
+    """The manifests that a dry run prints for the first launch."""
+    launcher = ("--launcher", "kubernetes:pod.yaml", "--dry-run")
+    done = inside("run", *words, *launcher, cwd=folder)
+    assert done.code == 0, done.err
+    text = done.out.partition("kubectl apply -f - <<'JOB'\n")[2].partition("\nJOB\n")[0]
+    assert "&id" not in text
+    return list(yaml.safe_load_all(text))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_dry_run_prints_what_kubectl_and_the_schemas_accept(
+    in_kubernetes: Place, pod: Path, tmp_path: Path, nodes: int
+) -> None:
+    found = dry_run(tmp_path, "--phase", "baseline", "--profile", "cpu", "--nodes", str(nodes))
+    assert [one["kind"] for one in found] == ["Job", "Service"][:nodes]
+    for document in found:
+        for version in VERSIONS:
+            kubernetes_validate.validate(document, version, strict=True)
+    done = subprocess.run(
+        ["kubectl", "apply", "--dry-run=client", "-f", "-"],
+        input=yaml.safe_dump_all(found),
+        capture_output=True,
+        text=True,
+    )
+    made = ["job.batch/runbook created (dry run)", "service/runbook created (dry run)"]
+    assert (done.returncode, done.stdout.splitlines()) == (0, made[:nodes]), done.stderr
+
+
+def test_a_key_that_there_is_not_is_refused_by_both(in_kubernetes: Place, pod: Path) -> None:
+    """The two judges of the manifests do refuse."""
+    document = request(pod).job(two_ranks(), "x", ["true"], {})
+    document["spec"]["backoffLimits"] = document["spec"].pop("backoffLimit")
+    with pytest.raises(kubernetes_validate.ValidationError, match="backoffLimits"):
+        kubernetes_validate.validate(document, "1.32", strict=True)
+    done = subprocess.run(
+        ["kubectl", "create", "-f", "-"],
+        input=yaml.safe_dump(document), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1 and "backoffLimits" in done.stderr
+
+
+def test_the_job_has_what_the_pod_file_has_and_what_a_launch_needs(
+    pod: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "gpus.yaml").write_text(GPUS)
+    job, service = dry_run(
+        tmp_path, "--phase", "baseline", "--profile", "gpus.yaml", "--nodes", "2"
+    )
+    assert job["metadata"]["namespace"] == service["metadata"]["namespace"] == "training"
+    spec, template = job["spec"], job["spec"]["template"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    assert (spec["backoffLimit"], template["spec"]["restartPolicy"]) == (0, "Never")
+    assert spec["activeDeadlineSeconds"] > 3600 and spec["ttlSecondsAfterFinished"] > 0
+    labels = {"team": "nsa", LABEL: "runbook"}
+    assert job["metadata"]["labels"] == template["metadata"]["labels"] == labels
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert template["spec"]["subdomain"] == service["metadata"]["name"]
+    assert template["spec"]["nodeSelector"] == {"pool": "gpu"}
+    apart = template["spec"]["affinity"]["podAntiAffinity"]
+    (term,) = apart["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert term["topologyKey"] == "kubernetes.io/hostname"
+    (container,) = template["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
+    assert volumes[mounts[str(tmp_path)]]["persistentVolumeClaim"] == {"claimName": "shared"}
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    assert environment["HF_HOME"] == "/hf" and "NSA_DDP_BUCKET_MB" in environment
+    words = container["command"]
+    assert words[0] == "torchrun" and "--nnodes=2" in words
+    assert "--rdzv-endpoint=runbook-0.runbook:29400" in words
+
+
+def affinity(pod: Path, *on: str) -> dict[str, Any]:
+    document = request(pod).job(two_ranks(), "x", ["true"], {}, on)
+    kubernetes_validate.validate(document, "1.32", strict=True)
+    found: dict[str, Any] = document["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    return found
+
+
+def test_the_nodes_of_a_run_are_kept(pod: Path) -> None:
+    """A term by the name of a node may hold one name: the API server refuses more."""
+    (terms,) = affinity(pod, "a", "b").values()
+    fields = [term["matchFields"] for term in terms["nodeSelectorTerms"]]
+    assert [[one["values"] for one in field] for field in fields] == [[["a"]], [["b"]]]
+    # Of nodes that are not known yet the scheduler chooses, beside those that are.
+    assert list(affinity(pod, "a")) == ["preferredDuringSchedulingIgnoredDuringExecution"]
+
+
+CLAIM = "persistentVolumeClaim: {claimName: shared}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("kind: Pod", "kind: Job", "kind: Input should be 'Pod', got 'Job'"),
+        ("image:", "images:", "spec.containers.0.image: missing"),
+        ("  volumes:", "  affinity: {}\n  volumes:", "spec.affinity: Input should be null"),
+        ("  volumes:", "  volumes: {}\n  volumen:", "spec.volumes: Input should be a valid"),
+        ("  volumes:", "  volumes: []\n  volumes:", "volumes"),
+        ("env: [", "command: [sh]\n    env: [", "spec.containers.0.command: Input should be null"),
+        ("mountPath: ", "mountPath: /other", "below no shared volume of the pod (mounted: /other"),
+        (CLAIM, "emptyDir: {}", "is below no shared volume of the pod (mounted: none)"),
+        (
+            "env: [",
+            "resources: {limits: {nvidia.com/gpu: 4}}\n    env: [",
+            "nvidia.com/gpu is 4, and the profile has 0 on each node",
+        ),
+    ],
+)
+def test_a_pod_that_does_not_fit_is_refused(pod: Path, old: str, new: str, words: str) -> None:
+    text = pod.read_text()
+    assert old in text
+    pod.write_text(text.replace(old, new, 1))
+    options = RunOptions(
+        phases="baseline", profile="cpu", launcher=f"kubernetes:{pod}", out=pod.parent / "out"
+    )
+    with pytest.raises(UsageError) as refused:
+        prepare(options)
+    assert words in str(refused.value) and "pod.yaml" in str(refused.value)
+
+
+def test_what_is_missing_here_is_told_before_anything_starts(
+    in_kubernetes: Place, pod: Path, tmp_path: Path
+) -> None:
+    words = ("--phase", "baseline", "--profile", "cpu", "--launcher", "kubernetes:pod.yaml")
+    in_kubernetes.cluster.denied |= {"create jobs", "list pods"}
+    pod.write_text(pod.read_text().replace("claimName: shared", "claimName: absent"))
+    done = runbook("run", *words, cwd=tmp_path)
+    assert done.code == 2
+    for text in (
+        "you may not create jobs.batch in the namespace training",
+        "you may not list pods in the namespace training",
+        "there is no volume claim absent in the namespace training",
+    ):
+        assert text in done.err
+    assert "you may not delete" not in done.err
+    assert not (tmp_path / "artifacts").exists()
+    assert runbook("run", *words, cwd=tmp_path, KUBECONFIG="/dev/null").code == 2
+
+
+def test_no_kubectl_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Kubernetes("pod.yaml").lacks() == ["--launcher kubernetes: no kubectl here"]
+
+
+def a_pod(name: str, state: dict[str, Any], **status: object) -> dict[str, Any]:
+    told = {"containerStatuses": [{"name": "trainer", "state": state}], **status}
+    spec = {"containers": [{"name": "trainer"}], "nodeName": f"node-{name}"}
+    return {"metadata": {"name": name}, "spec": spec, "status": told}
+
+
+def test_a_job_as_the_cluster_tells_it() -> None:
+    runs, waits = {"running": {}}, {"waiting": {"reason": "ContainerCreating"}}
+    job: dict[str, Any] = {"metadata": {}, "status": {}}
+    state = JobState(job=job, pods=(a_pod("b", runs), a_pod("a", waits)), nodes=2)
+    assert (state.waits, state.over, state.why) == (True, False, "ContainerCreating")
+    assert state.names() == ("node-a", "node-b")
+    state = JobState(job=job, pods=(a_pod("b", runs), a_pod("a", runs)), nodes=2)
+    assert (state.waits, state.over) == (False, False)
+    failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}
+    state = JobState(job=job | {"status": {"conditions": [failed]}}, pods=(), nodes=2)
+    assert (state.waits, state.over) == (False, True)
+    suspended = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
+    state = JobState(job=job | {"status": {"conditions": [suspended]}}, pods=(), nodes=2)
+    assert (state.waits, state.why) == (True, "JobSuspended")
+
+
+def ended(job: dict[str, Any], *pods: dict[str, Any], gone: bool = False) -> End:
+    state = JobState(job=job, pods=pods, nodes=2, logs=lambda name: f"{name} has no torch")
+    about = Job(run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
+    return state.ended(about, Path("/runs/x"), gone=gone, silent="1 of its 2 nodes")
+
+
+def terminated(code: int, reason: str) -> dict[str, Any]:
+    return a_pod("a", {"terminated": {"exitCode": code, "reason": reason}}, phase="Failed")
+
+
+@pytest.mark.parametrize(
+    ("reason", "pods", "status", "words"),
+    [
+        ("DeadlineExceeded", (), LaunchStatus.TIMED_OUT, "reached its time limit in Kubernetes"),
+        (
+            "BackoffLimitExceeded",
+            (terminated(28, "Error"),),
+            LaunchStatus.CRASHED,
+            "pod a on node node-a: no space left on device, in /runs/x",
+        ),
+        (
+            "BackoffLimitExceeded",
+            (terminated(2, "Error"),),
+            LaunchStatus.ENVIRONMENT_ERROR,
+            "job runbook-ab is over (BackoffLimitExceeded), but 1 of its 2 nodes did not say how; "
+            "a pod says: a has no torch",
+        ),
+    ],
+)
+def test_what_the_end_of_a_job_means(
+    reason: str, pods: tuple[dict[str, Any], ...], status: LaunchStatus, words: str
+) -> None:
+    failed = {"type": "Failed", "status": "True", "reason": reason}
+    end = ended({"metadata": {}, "status": {"conditions": [failed]}}, *pods)
+    assert end.status is status and words in end.cause
+    # The cluster no longer knows it.
+    assert ended({}, gone=True).status is LaunchStatus.PREEMPTED
