@@ -173,7 +173,7 @@ def _end(result: LaunchResult) -> str:
     how = result.status.value.replace("_", " ")
     rank = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
     code = "" if result.exit_code is None else f" (exit code {result.exit_code})"
-    return f"the launch {how}{rank}: {result.cause or 'no cause is known'}{code}"
+    return f"{how}{rank}: {result.cause or 'no cause is known'}{code}"
 
 
 def _table(path: Path, spec: RowSpec) -> pd.DataFrame | None:

@@ -260,7 +260,7 @@ def test_a_launch_that_crashed_before_it_wrote_anything_is_told_by_its_end(tmp_p
     launched(folder, status="crashed", culprit_rank=1, cause="KeyError: 'x'", exit_code=7)
     (remark, *_) = inspect_path(tmp_path).remarks
     assert (remark.code, remark.path) == ("failed_exit", "run1/result.json")
-    assert remark.message == "the launch crashed, rank 1: KeyError: 'x' (exit code 7)"
+    assert remark.message == "crashed, rank 1: KeyError: 'x' (exit code 7)"
     assert inspect_path(tmp_path).exit_code == 1
 
 
