@@ -237,6 +237,14 @@ def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert "cannot start no-such-program" in (tmp_path / "console").read_text()
 
 
+def test_a_command_that_may_not_be_started_is_told_with_what_lets_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.sh").write_text("#!/bin/sh\n")
+    child = kept(tmp_path, str(tmp_path / "mine.sh"))
+    child.wait(10)
+    end_kept(child)
+    assert f"Permission denied; chmod +x {tmp_path}/mine.sh" in (tmp_path / "console").read_text()
+
+
 def test_the_subreaper_carries_no_token_and_is_deaf_to_who_signals_its_command(
     tmp_path: Path,
 ) -> None:

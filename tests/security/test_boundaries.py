@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nsa.strict_yaml import load_strict
 from runbook.errors import UsageError
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.inputs import build_environment
@@ -186,3 +187,8 @@ def test_only_our_token_is_ever_killed() -> None:
         for process in (ours, other):
             process.kill()
             process.wait()
+
+
+def test_a_yaml_document_cannot_make_objects() -> None:
+    document, problems = load_strict("a: !!python/object/apply:os.getcwd []\n")
+    assert problems and not document
