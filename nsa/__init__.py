@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from nsa.layer import NSAAttention as NSAAttention
     from nsa.model import NSALanguageModel as NSALanguageModel
 
-__version__ = "0.1.0"
-
 _HOME = {
     "ModelConfig": "nsa.config",
     "NSAConfig": "nsa.config",

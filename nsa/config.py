@@ -11,9 +11,9 @@ from nsa.contract import NSAError, did_you_mean, raise_problems
 Phi = Literal["avg", "mlp"]
 Path = Literal["reference", "sequential", "batched"]
 Ranges = Literal["v1", "v2"]
-# By what attention runs off the CPU: torch's SDPA with masks, the same with a flash kernel of its
-# own for the window, or this package's kernels, for all branches and the choice of blocks.
-Kernels = Literal["masked", "varlen", "triton"]
+# By what attention runs off the CPU: torch's SDPA with masks, or this package's kernels, for all
+# branches and the choice of blocks.
+Kernels = Literal["masked", "triton"]
 
 # One initial and two local blocks are always selected, and they count towards n_sel.
 FORCED_INITIAL_BLOCKS = 1
@@ -118,7 +118,7 @@ class Way:
     selection_ranges: "v1" plain loops, "v2" vectorized. use_flash: False avoids fused kernels.
     force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
     kernels have something to act on. kernels: by what attention runs off the CPU, whether it can
-    run or not (`choose_window`, `choose_selected`).
+    run or not (`choose_selected`).
     Raises NSAError that lists every wrong value.
     """
 

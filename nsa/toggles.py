@@ -126,8 +126,6 @@ _ROWS: tuple[Toggle, ...] = (
          arm=True),
     _row("bool", "SDPA_FLASH_ONLY", False, "allow only the flash kernel", "A4", arm=True),
     _row("bool", "SDPA_NO_FLASH", False, "forbid the flash kernel", "A4, T14", arm=True),
-    _row("choice", "WINDOW", "auto", "how the window branch runs through SDPA (auto: varlen where "
-         "the self-test shows that it agrees)", choices=("auto", "varlen", "masked"), arm=True),
     _row("choice", "SELF_TEST", "auto", "hold attention against the equations before training "
          "(auto: on CUDA)", choices=("auto", "on", "off")),
     _row("bool", "USE_FA2", False, "ask for the flash_attn package", "A6"),
@@ -289,16 +287,13 @@ _NEEDS: dict[str, Mapping[str, Value]] = {
     "NSA_SDPA_NO_FLASH": {"NSA_SDPA_FLASH_ONLY": False},
     # Plain loops need the host.
     "NSA_CUDA_GRAPHS": {"NSA_SEL_RANGES_V2": True},
-    # They run the window, too.
-    "NSA_USE_TRITON_SEL": {"NSA_WINDOW": AUTO},
 }
 
 
 # What this build never does, on whatever machine: why, and what runs instead.
 UNAVAILABLE = {
     "NSA_USE_FA2": "these branches need masks that the package flash_attn lacks; torch's SDPA "
-    "chooses the kernel instead, flash where no mask is needed, and NSA_WINDOW=varlen is its own "
-    "flash kernel for the window",
+    "chooses the kernel instead, flash where no mask is needed",
 }
 # What runs on CUDA devices only, as it is set, and why.
 NEEDS_CUDA = {

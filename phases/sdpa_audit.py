@@ -29,8 +29,6 @@ _ARMS: dict[str, dict[str, str]] = {
     _FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_FLASH_ONLY": "1", "NSA_USE_TRITON_SEL": "0"},
     _NO_FLASH: {"NSA_SDPA_AUDIT": "1", "NSA_SDPA_NO_FLASH": "1", "NSA_USE_TRITON_SEL": "0"},
 }
-# Asked for by name it would contradict an arm without flash kernels.
-_DECIDED = {"NSA_WINDOW": "auto"}
 _MAIN = {_FLASH: "NSA_SDPA_FLASH_ONLY", _NO_FLASH: "NSA_SDPA_NO_FLASH"}
 _OTHER = {_FLASH: _MAIN[_NO_FLASH], _NO_FLASH: _MAIN[_FLASH]}
 
@@ -50,7 +48,7 @@ class SdpaAudit(RowPhase):
 
     def compares(self, context: PlanContext) -> Mapping[str, str]:  # noqa: ARG002
         """What its arms decide; of the two settings of SDPA, the first arm has what was given."""
-        return {**_DECIDED, **_ARMS[_DEFAULT]}
+        return _ARMS[_DEFAULT]
 
     @contract_only
     def plan(self, context: PlanContext) -> list[Launch]:
@@ -61,8 +59,8 @@ class SdpaAudit(RowPhase):
                 context,
                 phase=self.name,
                 arms=arms,
-                without=tuple(_DECIDED),
                 extra=_ARMS[_DEFAULT],
+                without=(),
                 shuffled=False,
                 purpose=f"audit the kernels: {', '.join(arms).replace('_', ' ')}",
             )

@@ -6,6 +6,7 @@ Text is made safe in Markdown: in a table's cell, at the start of a line, as cod
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -26,6 +27,11 @@ _ENTITY = re.compile(r"&(?=#?\w+;)")
 _MARKUP = re.compile(r"([\\`*|\[\]~$])")
 _BLOCK_START = re.compile(r"^([0-9]*)([#>+=.)-])")
 _LONE_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+
+
+def export_line(variables: Mapping[str, str]) -> str:
+    """One line for a shell that sets them."""
+    return "export " + " ".join(f"{name}={quote(value)}" for name, value in variables.items())
 
 
 def check_value(check: Check) -> str:

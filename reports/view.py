@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from reports.advice import without
 from reports.causes import Cause, causes_of
 from reports.text import one_line
-from runbook.engine.extend import after_an_accident
+from runbook.engine.extend import left_open
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step
@@ -178,10 +178,10 @@ def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
     if advice.left_out:
         line = without(line, advice.left_out)
     elif record.options.get("plan"):
-        if after_an_accident(record):
+        if left_open(record):
             line, does = invocation.resume_line(record.run_id), "go on with this launch"
     elif record.verdict is Verdict.INCOMPLETE and not advice.shipped and _worth_keeping(record):
-        line, does = invocation.failed_line(record.run_id), "run again here what did not pass"
+        line, does = invocation.resume_line(record.run_id), "run again here what did not pass"
     yield Step(command=line, when=when, does=does)
 
 

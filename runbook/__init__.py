@@ -6,7 +6,8 @@ then. Imports nothing of ours: the command line reads it first.
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
+# Its only place: pyproject.toml and a checkout that is not installed read it here.
+__version__ = "1.0.0"
 
 DEFAULT_OUT = "artifacts"
 DEFAULT_PLAN = "production"

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from runbook import __version__
+
 HOME = Path(__file__).resolve().parent.parent
 DISTRIBUTION = "nsa-runbook"
 
@@ -31,8 +33,7 @@ class Checkout(Distribution):
     def read_text(self, filename: str) -> str | None:
         """The two metadata files that are asked for; None for any other."""
         if filename == "METADATA":
-            version = self._project["version"]
-            return f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {version}\n"
+            return f"Metadata-Version: 2.1\nName: {DISTRIBUTION}\nVersion: {__version__}\n"
         if filename == "entry_points.txt":
             groups: dict[str, dict[str, str]] = self._project.get("entry-points", {})
             lines = []

@@ -16,7 +16,7 @@ from pathlib import Path
 
 MARK = "executes"
 _DRY_RUN = "--dry-run"
-_MODES = (_DRY_RUN, "--failed", "--resume", "--phase", "--until")
+_MODES = (_DRY_RUN, "--resume", "--phase", "--until")
 # Refused by the program, broken inside it, or not found by a shell.
 _NOT_EXECUTED = (2, 70, 126, 127)
 # By the test that runs, and by what tests share, which outlives the one that asked for it first.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -88,10 +88,12 @@ def make(example: Example, work: Path) -> Path | None:
 
 
 def copy_reports(run: Path, target: Path) -> None:
-    """Copy what a run's folder says to a reader."""
+    """Copy what a run's folder says to a reader, with the same paths wherever it was made."""
     target.mkdir(parents=True, exist_ok=True)
     for name in REPORTS:
-        shutil.copyfile(run / name, target / name)
+        text = (run / name).read_text(encoding="utf-8")
+        text = text.replace(str(run.parents[1]), "/tmp/examples").replace(str(ROOT), "/src")
+        (target / name).write_text(text, encoding="utf-8")
 
 
 def take_picture(page: Path, out: Path) -> None:
@@ -143,8 +145,11 @@ def table(out: Path) -> str:
         folder = out / example.name
         if folder.is_dir():
             links = ", ".join(f"[{name}]({example.name}/{name})" for name in REPORTS)
-            rows.append((example.title, example.wrong, verdict_line(folder / "report.md"), links))
-    return markdown_table(("example", "what is wrong", "ends with", "reports"), rows).rstrip("\n")
+            report = folder / "report.md"
+            told = verdict_line(report), first_cause(report)
+            rows.append((example.title, example.wrong, *told, links))
+    header = ("run", "what is wrong", "verdict", "first cause in its report", "reports")
+    return markdown_table(header, rows).rstrip("\n")
 
 
 def verdict_line(report: Path) -> str:
@@ -153,6 +158,12 @@ def verdict_line(report: Path) -> str:
         if line.startswith("**Verdict: "):
             return line.removeprefix("**Verdict: ").partition(" (")[0].rstrip("*")
     raise ValueError(f"{report} has no verdict")
+
+
+def first_cause(report: Path) -> str:
+    """The report's own words for its first cause; a dash where nothing is wrong."""
+    found = re.search(r"^### 1\. (.+)", report.read_text("utf-8"), re.MULTILINE)
+    return found[1] if found else "-"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from nsa.inject.hooks import Injector, at_step
+from nsa.inject import Injector, at_step
 from nsa.train.__main__ import main
 
 _STEP_BYTES = 512 << 10

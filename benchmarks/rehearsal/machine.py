@@ -17,8 +17,8 @@ import yaml
 from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
 from benchmarks.rehearsal.roofline import PCIE_BYTES_S, Pace
 
-# The kernels that torch takes: flash takes no mask, and the window's sequences need none.
-KERNELS = {"cmp": "explicit_softmax", "sel": "efficient", "win": "flash"}
+# The kernels that torch takes: flash takes no mask.
+KERNELS = {"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Machine:
     """What the generator knows of a machine. The defaults are a healthy pair of A100 on PCIe 4.
 
     stopped_by: rows of which each has to stop it (not PASS, required); none: it must be GO.
-    gpu: fields of `smi.Gpu` that differ, by index. paces: of each GPU and its rank.
+    gpu: fields of `Gpu` that differ, by index. paces: of each GPU and its rank.
     loaded_generation: of PCIe under load, where it is not the best that the slot can do.
     after_launch, kernel_log: what the counters show and the kernel writes from a launch on.
     hot, busy_link_bytes_s: paces and the link while it trains, where they are others than those
@@ -96,7 +96,7 @@ class Machine:
     kernel_log_of: str = ""
     samples_days: float = 0.0
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    window: str = "varlen"
+    window: str = "triton"
     windows: Mapping[str, str] = field(default_factory=dict)
     self_test: bool = True
     held_mhz: Mapping[int, int] = field(default_factory=dict)

@@ -88,7 +88,8 @@ def selected(
     cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
 ) -> Iterator[Kernel]:
     """The selected branch: lists of blocks, forward with the gated sum, gradients of keys."""
-    from nsa.attention.triton.selected import launch, readers, rows
+    from nsa.attention.triton import selected as launch
+    from nsa.attention.triton.selected import readers, rows
 
     cut = adjust("selected", choose_cut(cfg, seq_len, pairs))
     shape = launch.shape_constants(cfg)
@@ -101,13 +102,13 @@ def selected(
     if cut.by_block:
         yield from _by_block(cfg, cut.by_block)
         return
-    walk, every = {**shape, "EVERY": cut.every}, " of every block" * cut.every
-    yield _tiled(f"forward{every}", rows.forward_kernel, cut.forward, walk, **_OF)
+    yield _tiled("forward", rows.forward_kernel, cut.forward, shape, **_OF)
 
 
 def _by_block(cfg: NSAConfig, cut: ByBlock) -> Iterator[Kernel]:
     """Instead of those that walk: blocks own the work, and parts are of the call's type."""
-    from nsa.attention.triton.selected import blocks, launch, readers
+    from nsa.attention.triton import selected as launch
+    from nsa.attention.triton.selected import blocks, readers
 
     pointers = {name: kind for name, kind in _POINTERS.items() if name != "parts"}
     of: dict[str, Any] = {"pointers": pointers, "own": (*_OWN, "parts")}
@@ -132,7 +133,8 @@ def compressed(
     cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
 ) -> Iterator[Kernel]:
     """The compressed branch: forward, gradients of keys, the choice of blocks."""
-    from nsa.attention.triton.compressed import launch, rows, top
+    from nsa.attention.triton import compressed as launch
+    from nsa.attention.triton.compressed import rows, top
 
     cut = adjust("top", adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)))
     shape = launch.compressed_constants(cfg)
@@ -167,7 +169,8 @@ def window(
 
 def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) -> Iterator[Kernel]:
     """What serves several branches at once."""
-    from nsa.attention.triton.core import first, launch, queries, sums
+    from nsa.attention.triton import core as launch
+    from nsa.attention.triton.core import kernels
 
     cuts = launch.Cuts(
         compressed=adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)),
@@ -177,11 +180,11 @@ def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) 
     of_window = dict.fromkeys(("parts_k", "parts_v"), "fp32" if cuts.window.pieces > 1 else "bf16")
     of: dict[str, Any] = {"pointers": _POINTERS | of_window, "own": _OWN}
     began = launch.first_constants(cfg, torch.bfloat16, cuts.window)
-    yield _tiled("window forward, pool", first.first_kernel, cuts.window.forward, began, **of)
+    yield _tiled("window forward, pool", kernels.first_kernel, cuts.window.forward, began, **of)
     given = launch.queries_constants(cfg, cuts)
-    yield _tiled("dq of all", queries.queries_kernel, cuts.queries, given, **of)
+    yield _tiled("dq of all", kernels.queries_kernel, cuts.queries, given, **of)
     yield Kernel(
-        name="sums", function=sums.sums_kernel, constants=launch.sums_constants(cfg, cuts), **of
+        name="sums", function=kernels.sums_kernel, constants=launch.sums_constants(cfg, cuts), **of
     )
 
 

@@ -28,7 +28,6 @@ from nsa.attention.selection import full_float32
 from nsa.attention.selection import ranges_v1 as ranges_v1
 from nsa.attention.selection import ranges_v2 as ranges_v2
 from nsa.attention.triton.tiles import triton_problem
-from nsa.attention.window import varlen_problem
 from nsa.config import BATCHED, NSAConfig, Way
 from nsa.contract import NSAError, raise_problems
 
@@ -47,14 +46,19 @@ def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Ten
             return reference(x, cfg, way.selection_ranges)
         if way.path == "sequential":
             return sequential(x, cfg, way.selection_ranges)
-        if not way.by_sdpa(x.q.device.type):
-            return batched_cpu(x.grouped(cfg), cfg, way.selection_ranges)
-        return batched_sdpa(x, cfg, way)
+        if _by_sdpa(x.q, way):
+            return batched_sdpa(x, cfg, way)
+        return batched_cpu(x.grouped(cfg), cfg, way.selection_ranges)
+
+
+def _by_sdpa(q: Tensor, way: Way) -> bool:
+    """A compiler does not look into pieces that numbers decide."""
+    return way.by_sdpa(q.device.type) or torch.compiler.is_compiling()
 
 
 def attend_grouped(x: Grouped, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
-    if way.path == "batched" and not way.by_sdpa(x.q.device.type):
+    if way.path == "batched" and not _by_sdpa(x.q, way):
         with torch.autocast("cpu", enabled=False):
             return batched_cpu(x, cfg, way.selection_ranges)
     return attend(x.flat(), cfg, way)
@@ -83,8 +87,8 @@ def nsa_attention(
     positions, where wanted, are already applied.
 
     way: how it runs (`choose_path` says which implementation of "batched" and why). Its kernels are
-    "masked" (torch's SDPA, anywhere), "varlen" (the same, the window by torch's attention with
-    windows) or "triton" (of this package, for all branches and the choice of blocks).
+    "masked" (torch's SDPA, anywhere) or "triton" (of this package, for all branches and the choice
+    of blocks).
 
     cu_seqlens: sequences packed into one row (B = 1): where each begins, and S; [n + 1] integers
     from 0, ascending. None sees another, and each has blocks of its own, from its first token on;
@@ -107,11 +111,7 @@ def nsa_attention(
         v_win=v_win,
         gates=gates,
     )
-    problem = None
-    if way.kernels == "varlen":
-        problem = varlen_problem(cfg, q.dtype, q.device, use_flash=way.use_flash)
-    elif way.kernels == "triton":
-        problem = triton_problem(cfg, q.dtype, q.device)
+    problem = triton_problem(cfg, q.dtype, q.device) if way.kernels == "triton" else None
     errors = [f"kernels='{way.kernels}': {problem}; use 'masked'"] if problem else []
     if cu_seqlens is None:
         raise_problems("nsa_attention", errors)
@@ -153,30 +153,6 @@ class PathChoice:
 
     def __str__(self) -> str:
         return f"{self.value} ({self.reason})"
-
-
-def choose_window(
-    cfg: NSAConfig,
-    asked: str = "auto",
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    use_flash: bool = True,
-) -> PathChoice:
-    """Say how the window branch should run where attention goes through SDPA, and why.
-
-    "auto" is "varlen" where that can run. Whether the device computes it rightly is for a test on
-    the device to say. Raises NSAError where it is asked for by name and cannot run.
-    """
-    if asked == "masked":
-        return PathChoice(value="masked", reason="asked for by name")
-    problem = varlen_problem(cfg, dtype, device, use_flash=use_flash)
-    if problem and asked == "varlen":
-        raise NSAError(f"window=varlen: {problem}; allowed here: auto, masked")
-    if problem:
-        return PathChoice(value="masked", reason=problem)
-    why = "asked for by name" if asked == "varlen" else "no mask, no padding, no copied keys"
-    return PathChoice(value="varlen", reason=f"varlen_attn of torch {torch.__version__}: {why}")
 
 
 def choose_selected(

@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from nsa.attention.branches import chunks, split_dim
-from nsa.attention.opaque import config_of, differentiate, operator
 from nsa.attention.selection import Picker, full_float32
-from nsa.attention.tracing import profile_range
+from nsa.attention.tracing import config_of, differentiate, operator, profile_range
 from nsa.config import NSAConfig
 from nsa.contract import CMP_RANGE, SCORES_RANGE
 

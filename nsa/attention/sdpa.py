@@ -1,8 +1,8 @@
 """Batched prefill on any device, with few and large operators.
 
-The selected branch is one masked scaled_dot_product_attention, the window another one or torch's
-attention with windows (`nsa.attention.window`), the compressed branch an explicit softmax. Or this
-package's Triton kernels (`nsa.attention.triton`) run all of it. Where all queries' masks exceed the
+The selected branch is one masked scaled_dot_product_attention, the window another one over
+stretches of queries, the compressed branch an explicit softmax. Or this package's Triton kernels
+(`nsa.attention.triton`) run all of it. Where all queries' masks exceed the
 budget of bytes, queries are cut into chunks whose masks are built again in the backward pass, so
 that nothing of size S x S is kept.
 """
@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsa.attention.branches import Branches, chunks, split_dim
 from nsa.attention.compressed import attend_compressed
 from nsa.attention.selection import block_bits, block_map, build_ranges, compress
 from nsa.attention.tracing import profile_range
 from nsa.attention.triton import operators as by_triton
-from nsa.attention.window import Attend, masked_window, varlen_window
 from nsa.config import NSAConfig, Ranges, Way
 from nsa.contract import (
     ATTEND_RANGE,
@@ -35,6 +34,8 @@ from nsa.contract import (
     SELECTION_RANGES,
     WIN_RANGE,
 )
+
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
@@ -189,14 +190,45 @@ def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) 
     return _by_token(out, q)
 
 
+def _band(count: int, w: int, q: Tensor) -> Tensor:
+    """Bias [count,1,w,2*w] of `count` stretches of w queries, each on its keys and the w before.
+
+    Query i of a stretch sees keys i + 1 .. i + w of those 2*w; before the first stretch is nothing.
+    """
+    hidden = q.new_full((count, w, 2 * w), float("-inf"))
+    bias = hidden.tril().add_(hidden.triu_(w + 1))
+    bias[0, :, :w] = float("-inf")
+    return bias[:, None]
+
+
+def _masked_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, attend: Attend) -> Tensor:
+    """Window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,S,G,D], for S > w, by masks."""
+    batch, seq_len, groups, heads = q.shape[:4]
+    w = cfg.w
+    count = -(-seq_len // w)
+    rest = count * w - seq_len
+    rows = pad(q, (0, 0, 0, 0, 0, 0, 0, rest)) if rest else q
+    rows = split_dim(rows, 1, w).flatten(0, 1).flatten(2, 3).transpose(1, 2)
+    keys, values = (
+        pad(t, (0, 0, 0, 0, w, rest))
+        .unfold(1, 2 * w, w)
+        .transpose(3, 4)[:, :, :, None]
+        .expand(-1, -1, -1, heads, -1, -1)
+        .reshape(batch * count, groups * heads, 2 * w, t.shape[-1])
+        for t in (k, v)
+    )
+    bias = _band(count, w, rows)
+    if batch > 1:
+        bias = bias.repeat(batch, 1, 1, 1)
+    out = split_dim(attend(rows, keys, values, bias, cfg.d_k**-0.5).transpose(1, 2), 0, count)
+    return split_dim(out.flatten(1, 2)[:, :seq_len], 2, heads)
+
+
 def _window(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> Tensor:
     """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
     with profile_range(WIN_RANGE):
-        if way.kernels == "varlen":
-            return varlen_window(q, x.k_win, x.v_win, cfg)
-        if q.shape[1] <= cfg.w:
-            return _causal(q, x.k_win, x.v_win, cfg, _attend(way))
-        return masked_window(q, x.k_win, x.v_win, cfg, _attend(way))
+        within = _causal if q.shape[1] <= cfg.w else _masked_window
+        return within(q, x.k_win, x.v_win, cfg, _attend(way))
 
 
 class _Mix(torch.autograd.Function):

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import split_dim
-from nsa.attention.opaque import operator
-from nsa.attention.tracing import profile_range
+from nsa.attention.tracing import operator, profile_range
 from nsa.attention.triton.tiles import words_of_bits
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from nsa.attention import PathChoice, choose_selected, choose_window
+from nsa.attention import PathChoice, choose_selected
 from nsa.config import Kernels, ModelConfig, Way
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
 from nsa.launch.arms import triton_asked, why_not_compiled
@@ -26,7 +25,6 @@ _ABOUT_SDPA = ("NSA_SDPA_NO_FLASH", "NSA_SDPA_FLASH_ONLY")
 _CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 # Kernels of attention that run only where a test has shown that they compute what masks do.
 UNTESTED: dict[Hashable, str] = {
-    "varlen": "varlen_attn was not tested on this device",
     "triton": "the Triton kernels were not tested on this device",
 }
 # What of a layer is chosen by itself, and the toggle that chooses it.
@@ -34,7 +32,7 @@ LAYERS, REPLAY = "NSA_COMPILE", "NSA_CUDA_GRAPHS"
 
 
 class Dispatch:
-    """How the layers and the two branches run in one launch.
+    """How the layers and attention run in one launch.
 
     `barred`: ways that may not be used, and why; `tested` names what the self-test ran. Compiled
     and replayed layers are held against our own modules when a block asks for them.
@@ -49,27 +47,11 @@ class Dispatch:
         self.barred = dict(UNTESTED)
         self.tested: tuple[str, ...] = ()
 
-    def window(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
-        """By what attention runs under these toggles, and why; `tested`: of what may be used.
-
-        Raises what `selected` raises, and NSAError where NSA_WINDOW names what cannot run.
-        """
-        ours = self.selected(toggles, tested=tested)
-        if ours.value == "triton":
-            return ours
-        choice = choose_window(
-            self._cfg.attention,
-            toggles.text("NSA_WINDOW"),
-            dtype=self._dtype,
-            device=self._device,
-            use_flash=self._cfg.way.use_flash and not toggles.flag("NSA_SDPA_NO_FLASH"),
-        )
-        return self._allowed(choice, "masked") if tested else choice
-
     def selected(self, toggles: ToggleSet, *, tested: bool = True) -> PathChoice:
         """Whether our own kernels run all branches under these toggles, or SDPA, and why.
 
-        Raises Refused where they are asked for by name and cannot run.
+        `tested`: of what may be used. Raises Refused where they are asked for by name and cannot
+        run.
         """
         try:
             choice = choose_selected(
@@ -81,7 +63,8 @@ class Dispatch:
             )
         except NSAError as error:
             raise Refused(str(error)) from error
-        return self._allowed(choice, "sdpa") if tested else choice
+        why = self.barred.get(choice.value) if tested else None
+        return choice if why is None else PathChoice(value="sdpa", reason=why)
 
     def layers(self, toggles: ToggleSet) -> PathChoice:
         """Whether layers run compiled ("layer") or by our own modules ("off"), and why."""
@@ -131,30 +114,32 @@ class Dispatch:
     def _triton(self, toggles: ToggleSet) -> str:
         """1, 0 or auto: are our own kernels wanted? What is said about SDPA's is about SDPA's."""
         asked = triton_asked(toggles, self._config.runtime.use_triton_sel)
-        about_sdpa = forces_sdpa(toggles) or toggles.text("NSA_WINDOW") != AUTO
-        return "0" if asked == AUTO and about_sdpa else asked
-
-    def _allowed(self, choice: PathChoice, other: str) -> PathChoice:
-        why = self.barred.get(choice.value)
-        return choice if why is None else PathChoice(value=other, reason=why)
+        return "0" if asked == AUTO and forces_sdpa(toggles) else asked
 
     def way(self, toggles: ToggleSet) -> Way:
         """How attention runs as these toggles choose, by what may be used.
 
-        Raises what `window` raises.
+        Raises what `selected` raises.
         """
-        return self.way_of(toggles, self.window(toggles).value)
+        return self.way_of(toggles, self.kernels(toggles))
 
-    def way_of(self, toggles: ToggleSet, kernels: str) -> Way:
+    def kernels(self, toggles: ToggleSet) -> Kernels:
+        """The kernels of that way; raises what `selected` raises."""
+        return "triton" if self.selected(toggles).value == "triton" else "masked"
+
+    def way_of(self, toggles: ToggleSet, kernels: Kernels) -> Way:
         """The same by the kernels that are named; a CPU's own paths are no ways of SDPA's.
 
-        What restricts SDPA's kernels is about SDPA, on any device.
+        What restricts SDPA's kernels is about SDPA, on any device, and so are compiled layers:
+        what is held against them goes the same way.
         """
+        compiles = toggles.text(LAYERS) == "layer"
+
         return replace(
             self._cfg.way,
             selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
-            force_sdpa=forces_sdpa(toggles) or kernels == "triton",
-            kernels=cast("Kernels", kernels),
+            force_sdpa=forces_sdpa(toggles) or compiles or kernels == "triton",
+            kernels=kernels,
         )
 
 

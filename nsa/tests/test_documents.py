@@ -15,6 +15,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from time import sleep
 from types import ModuleType
@@ -23,7 +24,8 @@ from typing import Any
 import pytest
 
 from nsa.data.packing import PackedSource, open_source, open_tokenizer
-from nsa.data.source import DEPTH, Batch, DataError, PrefetchSource, Source
+from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource, Source
+from nsa.data.text import digests
 from nsa.settings import DataSection, Share
 from nsa.step.engine import Engine, StepOutcome
 from nsa.tests.corpus import (
@@ -263,6 +265,8 @@ def test_what_was_trained_on_is_let_go(tmp_path: Path) -> None:
     source = opened(tmp_path, 0, 1, LONG)
     assert isinstance(source, PrefetchSource)
     epoch = len(document) // (ROWS * LONG) + 1
+    # Of a short document one batch would take thousands of epochs.
+    assert next(source.inner.corpus.documents()).text == document
     for _ in range(epoch):
         source.inner.fetch()
     tracemalloc.start()
@@ -280,7 +284,7 @@ def test_what_was_trained_on_is_let_go(tmp_path: Path) -> None:
 def test_a_batch_that_had_to_be_waited_for_is_counted(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or nobody learns that the data are what is slow."""
+    """Or nobody learns that the data are what is slow; one that takes too long ends the run."""
     fetch = PackedSource.fetch
 
     def slow(source: PackedSource) -> Batch:
@@ -289,10 +293,15 @@ def test_a_batch_that_had_to_be_waited_for_is_counted(
 
     monkeypatch.setattr(PackedSource, "fetch", slow)
     source = opened(corpus, 0, 1)
+    assert isinstance(source, PrefetchSource)
     try:
         for _ in range(4):
             source.fetch()
         told = source.statistics()
+        source.timeout_s = 0.001
+        with pytest.raises(DataStallError):
+            for _ in range(DEPTH + 2):
+                source.fetch()
     finally:
         source.close()
     assert told is not None and told["waits"] >= 2 and told["wait_s"] > 0.05, told
@@ -429,13 +438,17 @@ def check_trained(
     assert len(trained) == len(wanted) - begun * MICRO_BATCHES, "steps left micro-batches out"
 
 
-@pytest.mark.parametrize(("name", "old"), [("b/a.txt", b"abcdefghij"), ("b/aa.txt", b"")])
+# Of a file that is long, the last word.
+@pytest.mark.parametrize(
+    ("name", "old"), [("b/a.txt", b"abcdefghij"), ("b/long.txt", b"end"), ("b/aa.txt", b"")]
+)
 def test_reading_does_not_go_on_in_other_files(
     corpus: Path, tmp_path: Path, name: str, old: bytes
 ) -> None:
     """A place among documents means nothing once one of them is another, or a file is new."""
     folder = tmp_path / "corpus"
     shutil.copytree(corpus, folder)
+    (folder / "b/long.txt").write_bytes(b"word\n" * 600_000 + b"end")
     first = opened(folder, 0, 1)
     try:
         position = first.fetch().position
@@ -443,13 +456,30 @@ def test_reading_does_not_go_on_in_other_files(
         first.close()
     other = folder / name
     content = other.read_bytes() if old else b""
-    other.write_bytes(content.replace(old, b"abcdefghik", 1))
+    other.write_bytes(content.replace(old, b"abcdefghik"[-len(old) :], 1))
     second = opened(folder, 0, 1)
     try:
         with pytest.raises(DataError, match=re.escape(other.name)):
             second.seek(position)
     finally:
         second.close()
+
+
+def test_of_files_that_are_too_large_to_read_each_part_is_looked_at(tmp_path: Path) -> None:
+    """A quarter of it, from the first byte to the last."""
+    file, size = tmp_path / "a.txt", 1 << 20
+
+    def known(*places: int) -> dict[str, str]:
+        content = bytearray(size)
+        for place in places:
+            content[place] = 1
+        file.write_bytes(content)
+        return digests(tmp_path, [file], most_bytes=size // 4)
+
+    unread = known()
+    looked = [place for place in (*range(0, size, 1 << 14), size - 1) if known(place) != unread]
+    assert (looked[0], looked[-1]) == (0, size - 1)
+    assert max(b - a for a, b in pairwise(looked)) < size // 3
 
 
 def test_a_line_that_is_damaged_is_no_blank_one(tmp_path: Path) -> None:

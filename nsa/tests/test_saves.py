@@ -68,7 +68,7 @@ WORSE = (8.0, 4.0, 1.0, 2.0, 6.0, 4.0)
     [
         (("train.keep_last=1", "train.keep_best=true"), [3, 6]),
         (("train.keep_last=1", "train.keep_every=4"), [4, 6]),
-        (("train.keep_last=2", "train.keep_every=4", "train.keep_best=true"), [3, 4, 5, 6]),
+        (("train.keep_last=2", "train.keep_every=2", "train.keep_best=true"), [2, 3, 4, 5, 6]),
     ],
 )
 def test_checkpoints_that_stay_are_those_that_were_asked_for(
@@ -78,7 +78,8 @@ def test_checkpoints_that_stay_are_those_that_were_asked_for(
     loop = trainer(tmp_path, "train.eval_every=1", "train.eval_batches=1", *settings)
 
     def hook(model: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
-        assert logits.requires_grad == model.training, "an evaluation keeps a graph for gradients"
+        told = "an evaluation keeps a graph for gradients, or leaves the model in its mode"
+        assert logits.requires_grad == model.training, told
         return logits if model.training else logits * 8 * WORSE[loop.step - 1]
 
     loop.engine.model.register_forward_hook(hook)
@@ -156,6 +157,16 @@ def test_a_launch_writes_what_its_contract_lists(whole: tuple[Path, dict[str, An
     """A further file may grow with every step, and nobody watches it."""
     names = {path.name.partition("_rank0_")[0] for path in whole[0].iterdir()}
     assert names - {"tb", "stackdump"} == FILES
+
+
+def test_no_step_tells_more_than_the_one_before(whole: tuple[Path, dict[str, Any]]) -> None:
+    """What grows in every step fills the disk with the square of the steps."""
+    told: dict[str, list[int]] = {}
+    for line in (whole[0] / "heartbeat_rank0.jsonl").read_text().splitlines():
+        told.setdefault(json.loads(line)["event"], []).append(line.count(","))
+    for event in ("step_start", "fetched", "step_end", "progress"):
+        assert len(told[event]) == STEPS
+        assert len(set(told[event][1:])) == 1, f"{event} of step 2 to {STEPS}: {told[event][1:]}"
 
 
 def test_all_checkpoints_stay_where_none_may_go(whole: tuple[Path, dict[str, Any]]) -> None:

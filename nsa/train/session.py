@@ -277,9 +277,11 @@ class _Session:
             floor_source=source.floor_source,
         )
         facts["dataset"] = self.dataset_used
+        selected = engine.dispatch.selected(plan.toggles)
+        kernels = engine.dispatch.kernels(plan.toggles)
         attention = {
-            "window": vars(engine.dispatch.window(plan.toggles)),
-            "selected": vars(engine.dispatch.selected(plan.toggles)),
+            "window": {"value": kernels, "reason": selected.reason},
+            "selected": vars(selected),
             "self_test": tested.describe(),
         }
         write_env(

@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
-from nsa.attention.window import VARLEN_OPERATOR
 from nsa.contract import (
     ATTEND_RANGE,
     CMP_RANGE,
@@ -36,7 +35,6 @@ _BRANCH_RANGES = {"cmp": CMP_RANGE, "sel": ATTEND_RANGE, "win": WIN_RANGE}
 # Part of an operator's name, and the kernel that it stands for.
 _KERNELS = (
     ("_scaled_dot_product_flash_attention", "flash"),
-    (VARLEN_OPERATOR, "flash"),
     ("_scaled_dot_product_efficient_attention", "efficient"),
     ("_scaled_dot_product_cudnn_attention", "cudnn"),
     ("_scaled_dot_product_attention_math", "math"),

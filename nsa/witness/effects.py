@@ -17,10 +17,9 @@ import torch
 from nsa.attention import PathChoice
 from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
-from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR
-from nsa.attention.window import VARLEN_OPERATOR
+from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR
 from nsa.config import NSAConfig, Ranges
-from nsa.contract import ATTEND_RANGE, INSTEAD, SELECTION_RANGES, TIMEOUT_TOLERANCE_S, WIN_RANGE
+from nsa.contract import ATTEND_RANGE, INSTEAD, SELECTION_RANGES, TIMEOUT_TOLERANCE_S
 from nsa.launch.output import MIB
 from nsa.settings import CONFIG_TOGGLES
 from nsa.step.compiled import (
@@ -265,17 +264,6 @@ def _audit(seen: Seen) -> Evidence:
     return "none" not in seen.kernels.values(), dict(seen.kernels)
 
 
-def _window(seen: Seen) -> Evidence:
-    """The operator inside the branch's range is what ran, whatever was chosen."""
-    asked, ran = seen.toggles.text("NSA_WINDOW"), seen.ranges.inside[WIN_RANGE]
-    kernels = {VARLEN_OPERATOR: "varlen", WINDOW_OPERATOR: "triton"}
-    found = next((way for name, way in kernels.items() if name in ran), "masked")
-    evidence = {"ran": found, "chosen": str(seen.engine.dispatch.window(seen.toggles))}
-    if not ran:
-        return None, evidence | {"ran": "no operator of the window branch was seen"}
-    return found == asked or asked == "auto", evidence
-
-
 def _self_test(seen: Seen) -> Evidence:
     asked, tested = seen.toggles.text("NSA_SELF_TEST"), seen.engine.dispatch.tested
     return asked == "auto" or bool(tested) == (asked == "on"), {"tested": list(tested)}
@@ -398,7 +386,6 @@ _RULES: dict[str, Callable[[Seen], Evidence]] = {
     "NSA_SDPA_AUDIT": _audit,
     "NSA_SDPA_FLASH_ONLY": _sdpa("NSA_SDPA_FLASH_ONLY"),
     "NSA_SDPA_NO_FLASH": _sdpa("NSA_SDPA_NO_FLASH"),
-    "NSA_WINDOW": _window,
     "NSA_SELF_TEST": _self_test,
     "NSA_USE_FA2": _fa2,
     "NSA_USE_TRITON_SEL": _triton,

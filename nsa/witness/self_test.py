@@ -8,26 +8,24 @@ masked SDPA at last; where that does not agree either, nothing is trained.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from nsa.attention import attend, choose_path
-from nsa.contract import ELSEWHERE, NSAError
+from nsa.config import Kernels
+from nsa.contract import ELSEWHERE
 from nsa.launch.arms import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
 from nsa.step.compiled import Refused
-from nsa.step.dispatch import UNTESTED, allow_kernels, forces_sdpa
+from nsa.step.dispatch import UNTESTED, allow_kernels
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
 from nsa.witness.accounts import or_null
 from nsa.witness.equations import Agreement, Bound, measure
-
-# Kernels that are asked for by name.
-_NAMED = ("NSA_WINDOW=varlen", "NSA_USE_TRITON_SEL=1")
 
 
 class SelfTestError(RuntimeError):
@@ -114,7 +112,7 @@ def self_test(engine: Engine) -> SelfTest:
         return found
     for name in UNTESTED:
         barred.pop(name, None)
-    done = set[str]()
+    done = set[Kernels]()
     # What takes the place of a rejected one is wanted only then.
     while left := sorted(_kernels(engine) - done):
         done.add(left[-1])
@@ -132,34 +130,29 @@ def _problems(engine: Engine, run: bool, reason: str) -> list[str]:
     problems = []
     for block in engine.plan.blocks:
         toggles = block.toggles
-        triton = triton_asked(toggles, engine.plan.config.runtime.use_triton_sel)
-        told = {
-            "varlen": f"NSA_WINDOW={toggles.text('NSA_WINDOW')}",
-            "triton": f"NSA_USE_TRITON_SEL={triton}",
-        }
         try:
-            asked = told.get(engine.dispatch.window(toggles, tested=False).value)
+            engine.dispatch.selected(toggles, tested=False)
         except Refused as error:
             # An arm that cannot run says so itself, when its turn comes.
             problems += [str(error)] if engine.plan.schedule is None else []
-        except NSAError as error:
-            problems.append(f"NSA_WINDOW: {error}")
         else:
-            if asked in _NAMED and not run:
-                problems.append(f"{asked}: nothing runs untested ({reason}); use auto")
+            asked = triton_asked(toggles, engine.plan.config.runtime.use_triton_sel)
+            if asked == "1" and not run:
+                told = f"NSA_USE_TRITON_SEL=1: nothing runs untested ({reason}); use auto"
+                problems.append(told)
     return list(dict.fromkeys(problems))
 
 
-def _kernels(engine: Engine) -> set[str]:
+def _kernels(engine: Engine) -> set[Kernels]:
     """What blocks want of what is not barred."""
-    found = set()
+    found = set[Kernels]()
     for block in engine.plan.blocks:
         with suppress(Refused):
-            found.add(engine.dispatch.window(block.toggles).value)
+            found.add(engine.dispatch.kernels(block.toggles))
     return found
 
 
-def _test(engine: Engine, found: SelfTest, name: str) -> None:
+def _test(engine: Engine, found: SelfTest, name: Kernels) -> None:
     """Measure one way, the same verdict on all ranks; bar it or raise where it does not agree."""
     by_mask = _name_of_masked(engine)
     label = by_mask if name == "masked" else name
@@ -184,15 +177,14 @@ def _test(engine: Engine, found: SelfTest, name: str) -> None:
 
 def _name_of_masked(engine: Engine) -> str:
     """Masked SDPA, or the path that a CPU takes instead of it."""
-    if engine.device.type != "cpu" or forces_sdpa(engine.plan.toggles):
+    if engine.dispatch.way_of(engine.plan.toggles, "masked").by_sdpa(engine.device.type):
         return "masked"
     return choose_path(engine.model.cfg.attention, engine.plan.config.train.seq_len).value
 
 
-def _measure(engine: Engine, name: str) -> Agreement:
+def _measure(engine: Engine, name: Kernels) -> Agreement:
     cfg = engine.model.cfg.attention
     way = engine.dispatch.way_of(engine.plan.toggles, name)
-    way = replace(way, force_sdpa=way.force_sdpa or name != "masked")
     return measure(
         partial(attend, cfg=cfg, way=way),
         cfg,

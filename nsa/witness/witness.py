@@ -26,7 +26,7 @@ from nsa.witness.accounts import Movement, TokenMeter, first_weights, or_null, p
 from nsa.witness.effect_watch import BlockEvidence, EffectLog
 from nsa.witness.gradient_probe import probe_gradients, text_again
 from nsa.witness.profiling import StepProfiler
-from nsa.witness.shadow.optimizer import Shadow
+from nsa.witness.shadow import Shadow
 
 
 class Witness:

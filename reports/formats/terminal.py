@@ -5,13 +5,12 @@ Behind it what GitHub Actions shows beside a change: workflow commands, an annot
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from reports.causes import Cause
-from reports.formats.nodes import accused_of
-from reports.text import check_value, limit_text, one_line
+from reports.formats.cases import accused_of
+from reports.text import check_value, export_line, limit_text, one_line
 from reports.view import STEPS, PhaseView, ReportView, build_view, permit_of
 from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import Check, RunRecord, Verdict
@@ -49,8 +48,7 @@ def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
         text = f"{one['node']} ({one['confidence']})  {one['command']}"
         yield whole(f"    node   {one_line(text)}")
     if view.record.verdict is Verdict.GO and view.record.exports:
-        pairs = [f"{name}={shlex.quote(value)}" for name, value in view.record.exports.items()]
-        yield whole(f"export {' '.join(pairs)}")
+        yield whole(export_line(view.record.exports))
     for name, step in zip(STEPS, view.following, strict=False):
         if step.command not in view.told:
             yield whole(f"  {name}   {one_line(screen.typed(step.command))}")

@@ -11,15 +11,7 @@ from inspect import cleandoc
 from pathlib import Path
 
 from runbook import __version__
-from runbook.cli import (
-    finished,
-    history,
-    lists,
-    live,
-    questions,
-    run,
-    trials,
-)
+from runbook.cli import finished, lists, live, questions, run, trials
 from runbook.cli._parser import (
     ASKED_BY_SHELL,
     Command,
@@ -37,7 +29,7 @@ from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, op
 GROUPS: dict[str, tuple[Command, ...]] = {
     "what most people need": (
         *(run.run, finished.report, finished.verify, launch.launch),
-        *(live.watch, questions.triage, history.history, questions.inspect),
+        *(live.watch, questions.triage, finished.history, questions.inspect),
     ),
     "other runs": (trials.init, launch.nightly, trials.drill),
     "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),

@@ -1,21 +1,26 @@
-"""Commands on finished runs: `report`, `verify`, `judge` and `compare`."""
+"""Commands on finished runs: `report`, `verify`, `judge`, `compare` and `history`."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command
 from runbook.cli._runs import find_run, load_told, print_reports, running_line
-from runbook.console import Console
-from runbook.errors import ProgramExit
+from runbook.console import Console, table_of
+from runbook.errors import ProgramExit, UsageError
 from runbook.folder import RECORD_FILE, run_folders
 from runbook.text import how_many
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from runbook.records import RunRecord
+    from runbook.tools.export import MetricRow
+    from runbook.tools.history import History, RunRow, Trend
 
 _DEFAULT_FORMAT = "terminal"
 
@@ -138,7 +143,7 @@ def verify(args: argparse.Namespace, console: Console) -> int:
     else:
         differ = how_many(len(found.differences), "difference")
         lines.append(f"NOT VERIFIED {found.run_id}: {differ} ({checked})")
-    console.tell({"schema_version": 1, "ok": found.ok, **dataclasses.asdict(found)}, lines)
+    console.tell({"schema_version": 1, "ok": found.ok, **asdict(found)}, lines)
     return ProgramExit.GO if found.ok else ProgramExit.NO_GO
 
 
@@ -191,10 +196,10 @@ def _compare_problems(args: argparse.Namespace) -> list[str]:
     "compare two finished runs: are they comparable, and what changed", problems=_compare_problems
 )
 def compare(args: argparse.Namespace, console: Console) -> int:
-    """Compare run B with the reference A. Numbers are compared only if the work is the
-    same and one thing differs: code, software, machine or toggles. Only what both ran is
-    compared; a loss of speed is shown where its 99 % bound is beyond what two runs at
-    different times differ by (5 % on GPUs, 50 % on shared cores).
+    """Compare run B with the reference A: what differs, which checks and numbers changed.
+    Comparable are runs of the same work of which one thing differs: code, software, machine
+    or toggles. Only what both ran is compared. B is worse where a required check passed in A
+    only; whether it is slower than accepted runs, its own rows say.
 
     options:
       a [A]        the reference: a run's folder or id (no default)
@@ -204,7 +209,7 @@ def compare(args: argparse.Namespace, console: Console) -> int:
     examples:
       runbook compare 20261120T010203Z-840303b 20261121T010203Z-aa84eda
       runbook compare artifacts/20261120T010203Z-840303b 20261121 --json > both.json
-    exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable or undecided
+    exit codes: 0 nothing worse, 1 worse, 2 usage, 3 not comparable
     """
     from runbook.folder.manifest import load_record
     from runbook.tools.compare import compare_runs, comparison_lines
@@ -214,3 +219,106 @@ def compare(args: argparse.Namespace, console: Console) -> int:
     found = compare_runs(a, first, b, second)
     console.tell(found.document(), comparison_lines(found))
     return found.exit_code
+
+
+@command("list earlier runs, or one number through all of them")
+def history(args: argparse.Namespace, console: Console) -> int:
+    """List the runs of a folder, oldest first. With METRIC (a check's id, or
+    phase/measurement), its value in each, a line for each profile, settings, workload and
+    device, and the change against the median of the earlier runs on that line.
+
+    options:
+      metric [METRIC]  a check or a measurement (default: list the runs)
+      --out DIR
+
+    examples:
+      runbook history
+      runbook history baseline.throughput
+    """
+    from runbook.tools.history import read_history
+
+    if not args.out.is_dir():
+        raise UsageError(
+            f"no folder {args.out}/", hint="`runbook run` creates it, --out names another"
+        )
+    found = read_history(args.out)
+    if args.metric is None:
+        _show_runs(console, found.runs)
+    else:
+        _show_metric(console, args, found)
+    return 0
+
+
+def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
+    from runbook.records.measurement import duration_text, plain_number
+
+    cells = [
+        (
+            row.started_at or "-",
+            row.run_id,
+            row.profile or "-",
+            row.verdict or "-",
+            f"{row.passed} of {row.required}",
+            "-" if row.duration_s is None else duration_text(row.duration_s),
+            plain_number(row.throughput),
+            "; ".join(row.marks),
+        )
+        for row in rows
+    ]
+    header = ("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", "TOOK", "TOK/S", "")
+    document = {"schema_version": 2, "runs": [asdict(row) for row in rows]}
+    console.tell(document, [table_of(header, cells, styled=3)])
+
+
+def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
+    from runbook.errors import choice_for
+    from runbook.records.measurement import json_ready
+    from runbook.tools.history import trends
+
+    rows = history.metric(args.metric)
+    if not rows:
+        names = history.names
+        known = choice_for(args.metric, names) if names else "; no run has recorded any"
+        raise UsageError(f"no metric {args.metric!r} in {args.out}/{known}")
+    found = trends(rows)
+    document = {"schema_version": 3, "metric": args.metric}
+    lines = [
+        {"line": one.line, "on_what": one.on_what, "unit": one.unit, "rows": _json_rows(one)}
+        for one in found
+    ]
+    parts = [part for one in found for part in ("", *_trend(one))]
+    console.tell(json_ready({**document, "lines": lines}), parts[1:])
+
+
+def _json_rows(trend: Trend) -> list[dict[str, object]]:
+    changes = (None if one is None else one[0] for one in trend.changes())
+    return [
+        {**asdict(row), "change": change} for row, change in zip(trend.rows, changes, strict=True)
+    ]
+
+
+def _trend(trend: Trend) -> Iterator[RenderableType]:
+    yield trend.title
+    if len(trend.numbers) > 1:
+        low, high = (f"{value:.6g}" for value in (min(trend.numbers), max(trend.numbers)))
+        unit = f" {trend.unit}" if trend.unit else ""
+        yield f"{low} to {high}{unit}, {len(trend.numbers)} runs, oldest first"
+    header = ("STARTED", "RUN", "VERDICT", "OUTCOME", "VALUE", "N", "AGAINST EARLIER", "SOURCE")
+    rows = zip(trend.rows, trend.changes(), strict=True)
+    yield table_of(header, [_cells(row, change) for row, change in rows], styled=3)
+
+
+def _cells(row: MetricRow, change: tuple[float, int] | None) -> tuple[str, ...]:
+    value = row.text if row.number is None else f"{row.number:.6g}"
+    spread = f" +- {row.stdev:.3g}" if row.stdev is not None else ""
+    unit = f" {row.unit}" if row.unit else ""
+    return (
+        row.started_at,
+        row.run_id,
+        row.verdict,
+        row.outcome or "-",
+        f"{value}{spread}{unit}",
+        str(row.n),
+        "-" if change is None else f"{change[0]:+.1%} (median of {change[1]})",
+        row.path or "-",
+    )

@@ -7,7 +7,6 @@ attempt's files are kept beside the new ones, so that a failure that went away i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.config.phase import Phase
@@ -24,35 +23,17 @@ from runbook.records.run import Repeated
 _WORD = "repeated"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Extension:
-    """What a finished or interrupted run is asked for besides: phases by name, or `failed` ones."""
-
-    phases: str = ""
-    failed: bool = False
-    command: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.phases) or self.failed
-
-
 def extend(
     journal: Journal,
     record: RunRecord,
-    wanted: Extension,
+    wanted: str,
+    command: str,
     make_setup: Callable[[RunRecord], Setup],
 ) -> None:
-    """Write into the journal what is added and repeated. Raises `UsageError` if that is nothing."""
+    """Write into the journal which phases are added. Raises `UsageError` if that is none."""
     before_it = make_setup(record)
     present = [phase.name for phase in before_it.phases]
-    added = _added(wanted, before_it, record) if wanted.phases else []
-    failed = failed_phases(record) if wanted.failed else []
-    if wanted.failed and not failed:
-        raise UsageError(
-            f"{record.run_id} has nothing to run again: every required check that was asked for "
-            "passed",
-            hint="--resume RUN --phase NAME adds a phase",
-        )
+    added = _added(wanted, before_it, record)
     before = str(record.options.get("phases") or "all")
     options = {**record.options, "phases": ",".join([before, *added])}
     setup = make_setup(record.model_copy(update={"options": options}))
@@ -62,20 +43,15 @@ def extend(
         phases=[*present, *added],
         option=options["phases"],
         required=list(setup.required),
-        command=wanted.command,
+        command=command,
     )
-    for name in failed:
-        repeat(journal, next(phase for phase in record.phases if phase.name == name))
 
 
-def _added(wanted: Extension, setup: Setup, record: RunRecord) -> list[str]:
+def _added(wanted: str, setup: Setup, record: RunRecord) -> list[str]:
     present, settings = [phase.name for phase in setup.phases], setup.profile.phases
-    added = [one.name for one in select(wanted.phases, settings) if one.name not in present]
+    added = [one.name for one in select(wanted, settings) if one.name not in present]
     if not added:
-        raise UsageError(
-            f"--phase {wanted.phases}: {record.run_id} has it already",
-            hint="--failed runs again what did not pass",
-        )
+        raise UsageError(f"--phase {wanted}: {record.run_id} has it already")
     plan = setup.profile.plan
     needing = needing_go(setup.profile, added)
     if needing and plan is not None and not plan.go and not setup.options.without_go:
@@ -84,15 +60,6 @@ def _added(wanted: Extension, setup: Setup, record: RunRecord) -> list[str]:
             hint="begin a new launch",
         )
     return added
-
-
-def failed_phases(record: RunRecord) -> list[str]:
-    """Phases that began and of which a required check did not pass."""
-    return [
-        phase.name
-        for phase in record.phases
-        if phase.started_at and any(_required_open(record, phase))
-    ]
 
 
 # How a process or the machine failed, or what a start was refused for (data that changed), which
@@ -108,20 +75,24 @@ _ACCIDENTS = (
 )
 
 
-def after_an_accident(record: RunRecord) -> list[str]:
-    """The phases of a plan that go on after a crash, a hang, a time limit or a refused start.
-
-    They are the one in which a launch ended so, and those that started nothing because of it;
-    none after any other end.
-    """
-    failed = [phase for phase in record.phases if any(_required_open(record, phase))]
+def follows_plan(record: RunRecord) -> bool:
+    """Is it a run of phases of which each starts only behind the one before?"""
     plan = record.profile_document.get("plan")
-    if not isinstance(plan, Mapping) or not plan.get("stops") or not failed:
-        return []
-    ends = [entry.result for entry in failed[0].launches if entry.result.attempts]
-    if not ends or ends[-1].status not in _ACCIDENTS:
-        return []
-    return [phase.name for phase in failed if phase.started_at]
+    return isinstance(plan, Mapping) and bool(plan.get("stops"))
+
+
+def left_open(record: RunRecord) -> list[str]:
+    """The phases that run again where a finished run goes on: those with a required check open.
+
+    A plan goes on only after a crash, a hang, a time limit or a refused start: with the phase in
+    which a launch ended so, and those that started nothing because of it.
+    """
+    found = [one for one in record.phases if one.started_at and any(_required_open(record, one))]
+    if found and follows_plan(record):
+        ends = [entry.result for entry in found[0].launches if entry.result.attempts]
+        if not ends or ends[-1].status not in _ACCIDENTS:
+            return []
+    return [phase.name for phase in found]
 
 
 def _required_open(record: RunRecord, phase: PhaseRecord) -> Iterator[bool]:

@@ -10,7 +10,7 @@ from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_to_resume
 from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
-from runbook.engine.extend import Extension, after_an_accident, extend, keep_aside, repeat
+from runbook.engine.extend import extend, follows_plan, keep_aside, left_open, repeat
 from runbook.engine.judge import read_phase
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
@@ -18,9 +18,13 @@ from runbook.engine.starting import Part
 from runbook.errors import RunbookError, UsageError
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE
 from runbook.folder.facts import read_facts
-from runbook.folder.integrity import artifact_problems, evidence_problems
 from runbook.folder.journal import Journal
-from runbook.folder.manifest import changed_files, read_manifest
+from runbook.folder.manifest import (
+    artifact_problems,
+    changed_files,
+    evidence_problems,
+    read_manifest,
+)
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
@@ -35,14 +39,16 @@ def resume_run(
     observer: Observer,
     make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
     until_s: float | None = None,
-    extension: Extension | None = None,
+    added: str = "",
+    command: str = "",
 ) -> RunRecord:
     """Continue a run after an interruption, its time limit, or a crash of harness or machine.
 
     Phases that had finished stay byte for byte as they are; in the phase that was cut off,
-    launches that had ended are not repeated. A plan that ended with a crash, a hang or a time limit
-    goes on after its last launch that finished. An `extension` adds phases, or runs those again
-    that did not pass, and a finished run goes on too; phases after one that ran are judged again.
+    launches that had ended are not repeated. Of a finished run the phases that did not pass run
+    again; a plan that ended with a crash, a hang or a time limit goes on after its last launch that
+    finished. `added` are phases that are added by `command`, to a finished run too; phases after
+    one that ran are judged again.
     Raises `UsageError` if there is nothing to continue, if a file of a finished run is not as its
     manifest says, or if what is added would not be comparable: another version of the program,
     another commit, machine or software (`identity`);
@@ -56,14 +62,14 @@ def resume_run(
         if not journal.events:
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
         record = derive_record(journal.events)
-        again = after_an_accident(record) if extension is None and _is_over(journal) else []
-        if _is_over(journal) and not (extension or again or (run_root / MANIFEST_FILE).is_file()):
+        again = left_open(record) if _is_over(journal) and not added else []
+        if _is_over(journal) and not (added or (run_root / MANIFEST_FILE).is_file()):
             return _close(run_root, journal, record, make_setup(record), observer)
-        _refuse_if_pointless(record, journal, goes_on=extension is not None or bool(again))
+        _refuse_if_pointless(record, journal, goes_on=bool(added or again))
         refuse_if_unlike(record, identity())
         _refuse_if_changed(run_root, record, ended=journal.events[-1]["event"] in ENDS)
-        if extension is not None:
-            extend(journal, record, extension, make_setup)
+        if added:
+            extend(journal, record, added, command, make_setup)
             record = derive_record(journal.events)
         setup = make_setup(record)
         # Before anything is written, so that a refusal leaves the run as it was.
@@ -72,7 +78,7 @@ def resume_run(
         )
         for name in again:
             before = next(phase for phase in record.phases if phase.name == name)
-            repeat(journal, before, only_unfinished=True)
+            repeat(journal, before, only_unfinished=follows_plan(record))
         told = so_far(journal.events)
         keep_aside(run_root, journal, setup.phases)
         keep_configs(setup, run_root)
@@ -104,7 +110,7 @@ def _is_over(journal: Journal) -> bool:
 
 def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) -> None:
     if _is_over(journal) and not goes_on:
-        hint = "--phase NAME adds a phase to it, --failed runs again what did not pass"
+        hint = "--phase NAME adds a phase to it"
         if record.options.get("plan"):
             more = record.verdict is Verdict.PARTIAL
             hint = "--until PHASE goes further with its plan" if more else "begin a new launch"

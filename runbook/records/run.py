@@ -380,16 +380,8 @@ class Invocation(Asked):
         words = [*self.program, "--resume", run_id]
         if named := list(phases):
             words += ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
-        return self._of_folder(words)
-
-    def failed_line(self, run_id: str) -> str:
-        """The command that runs again, in this run, what did not pass; a plan has none."""
-        return self._of_folder([*self.program, "--failed", run_id])
-
-    def _of_folder(self, words: list[str]) -> str:
-        return shlex.join(
-            words if str(self.out) == DEFAULT_OUT else [*words, "--out", str(self.out)]
-        )
+        words += [] if str(self.out) == DEFAULT_OUT else ["--out", str(self.out)]
+        return shlex.join(words)
 
 
 def edited(line: str, *, without: Iterable[str] = (), profile: str = "") -> str:

@@ -1,25 +1,24 @@
-"""Run B beside run A: everything that both ran, one answer whether B is worse, and all as text."""
+"""Run B beside the reference A: may their numbers be compared, and what changed."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from runbook.folder.facts import Difference
+from nsa.contract import ENV_JSON
+from runbook.engine.intact import doubt, untrusted
+from runbook.folder import DEVICES_BEFORE_JSON, RECORD_FILE
+from runbook.folder.facts import Difference, Facts, device_facts, env_facts, unlike
+from runbook.folder.launch.documents import json_object
 from runbook.records import Outcome, RunRecord
-from runbook.records.measurement import json_ready, plain_number
-from runbook.stats.decision import Decided
-from runbook.tools.compare_sides import (
-    SpeedChange,
-    differences,
-    obstacles,
-    phases_run,
-    read_side,
-    speed_changes,
-)
+from runbook.records.measurement import json_ready
 
-_LOAD = ("host.load_per_cpu", "host.busy_cpus")
+_CAUSES = ("code", "machine", "software", "toggles")
+_TOGGLES = ("NSA_", "NCCL_", "TORCH_")
+# What a run records of other work on its machine.
+_LOAD = ("host.load_per_cpu", "host.busy_cpus", "load.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +36,7 @@ class CheckChange:
     b_value: str
     worse: bool
 
-    @property
-    def changed(self) -> bool:
-        """True if the outcome is another."""
-        return self.a != self.b
-
-    def lines(self, said: str) -> list[str]:
+    def lines(self, said: str = "") -> list[str]:
         """Its id with what is `said` of it, and both values below."""
         values = (("A", self.a_value), ("B", self.b_value))
         return [f"  {self.id}{said}", *(f"    {side}  {value}" for side, value in values if value)]
@@ -52,79 +46,140 @@ class CheckChange:
 class Comparison:
     """Run A (the reference) against run B.
 
-    `only_a` and `only_b` name the phases that the other did not run: nothing else is said of
-    them. `loads` has what each run recorded of other work on its machine.
+    `only_a` and `only_b` name the phases that the other did not run: nothing else is said of them.
     """
 
     a: str
     b: str
     a_verdict: str
     b_verdict: str
-    a_scope: str
-    b_scope: str
     differences: tuple[Difference, ...]
     obstacles: tuple[str, ...]
     only_a: tuple[str, ...]
     only_b: tuple[str, ...]
     checks: tuple[CheckChange, ...]
-    speeds: tuple[SpeedChange, ...]
-    loads: tuple[tuple[str, str, str], ...]
-
-    @property
-    def comparable(self) -> bool:
-        """True if a difference in the numbers can be ascribed to one cause."""
-        return not self.obstacles
 
     @property
     def exit_code(self) -> int:
-        """0 nothing is worse, 1 a required check or the speed is, 3 it cannot be said."""
-        if not self.comparable:
+        """0 nothing is worse, 1 a required check is, 3 the runs are not comparable."""
+        if self.obstacles:
             return 3
-        outcomes = {one.decision.outcome for one in self.speeds if one.decision}
-        if Decided.FAIL in outcomes or any(check.worse and check.required for check in self.checks):
-            return 1
-        return 3 if Decided.INCONCLUSIVE in outcomes else 0
-
-    @property
-    def conclusion(self) -> str:
-        """The answer in words."""
-        return _CONCLUSIONS[self.exit_code] if self.comparable else "NOT COMPARABLE"
+        return int(any(check.worse and check.required for check in self.checks))
 
     def document(self) -> dict[str, Any]:
-        """For `runbook compare --json`; NaN and infinities become words."""
+        """For `runbook compare --json`."""
         found: dict[str, Any] = json_ready(asdict(self))
-        head = {"schema_version": 3, "exit_code": self.exit_code, "comparable": self.comparable}
-        return {**head, **found}
+        head = {"exit_code": self.exit_code, "comparable": not self.obstacles}
+        return {"schema_version": 4, **head, **found}
 
 
-_CONCLUSIONS = {0: "B is not shown to be worse than A", 1: "B is worse than A", 3: "undecided"}
+_CONCLUSIONS = {0: "B is not shown to be worse than A", 1: "B is worse than A", 3: "NOT COMPARABLE"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Side:
+    """One run with what its trainer launches ran on, by phase and launch; None without env.json.
+
+    `doubt`: why its run.json is not believed; then its verdict is not repeated.
+    """
+
+    record: RunRecord
+    doubt: str
+    launches: Mapping[str, Facts | None]
+
+    @classmethod
+    def read(cls, record: RunRecord, folder: Path) -> _Side:
+        launches = {
+            entry.launch.id: _launch_facts(folder / entry.launch.run_dir)
+            for phase in record.phases
+            for entry in phase.launches
+            if entry.launch.kind in ("trainer", "own")
+        }
+        why = doubt(folder, record)
+        told = untrusted(record, why) if why else record
+        return cls(record=told, doubt=why, launches=launches)
+
+    @property
+    def phases(self) -> list[str]:
+        """The phases that were started; the others have rows that only say so."""
+        return [one.name for one in self.record.phases if one.started_at or one.launches]
+
+
+def _launch_facts(folder: Path) -> Facts | None:
+    env = json_object(folder / ENV_JSON)
+    return env_facts(env) | device_facts(json_object(folder / DEVICES_BEFORE_JSON)) if env else None
 
 
 def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> Comparison:
     """Compare run B with the reference A. Raises OSError if a folder cannot be read."""
-    left, right = read_side(a, a_folder), read_side(b, b_folder)
-    found = differences(left, right)
-    reasons = obstacles(left, right, found)
-    ran_a, ran_b = phases_run(a), phases_run(b)
-    both = [name for name in ran_a if name in ran_b]
+    left, right = _Side.read(a, a_folder), _Side.read(b, b_folder)
+    found = _differences(left, right)
+    ran_a, ran_b = left.phases, right.phases
     return Comparison(
         a=a.run_id,
         b=b.run_id,
         a_verdict=left.record.verdict.value,
         b_verdict=right.record.verdict.value,
-        a_scope=a.scope,
-        b_scope=b.scope,
         differences=tuple(found),
-        obstacles=tuple(reasons),
+        obstacles=tuple(_obstacles(left, right, found)),
         only_a=tuple(name for name in ran_a if name not in ran_b),
         only_b=tuple(name for name in ran_b if name not in ran_a),
-        checks=_checks(a, b, both),
-        speeds=tuple(speed_changes(left, right, comparable=not reasons)),
-        loads=_loads(a, b, both),
+        checks=_checks(a, b, [name for name in ran_a if name in ran_b]),
     )
 
 
-def _checks(a: RunRecord, b: RunRecord, phases: list[str]) -> tuple[CheckChange, ...]:
+def _differences(a: _Side, b: _Side) -> list[Difference]:
+    """Everything about the two runs that differs, each once, with the launches it is seen in."""
+    found = unlike(_record_facts(a.record), _record_facts(b.record), absent="unset")
+    seen: dict[Difference, list[str]] = {}
+    for name, left in a.launches.items():
+        right = b.launches.get(name)
+        if left is not None and right is not None:
+            for one in unlike(left, right):
+                seen.setdefault(one, []).append(name)
+    for one, where in seen.items():
+        place = where[0] if len(where) == 1 else f"{len(where)} launches"
+        found.append(replace(one, what=f"{one.what} ({place})"))
+    return found
+
+
+def _record_facts(record: RunRecord) -> Facts:
+    facts = {
+        ("work", "profile"): record.profile,
+        ("work", "profile digest"): record.profile_sha256[:12],
+        ("harness", "runbook"): record.tool_version,
+    }
+    for name, value in sorted(record.settings.items()):
+        facts["toggles" if name.startswith(_TOGGLES) else "work", name] = value
+    loads = {name: text for name, text in record.environment.items() if name.startswith(_LOAD)}
+    return facts | {("load", name): text for name, text in loads.items()}
+
+
+def _obstacles(a: _Side, b: _Side, found: Sequence[Difference]) -> list[str]:
+    """Why a difference in the numbers could not be ascribed to one cause; empty if it can."""
+    reasons = [
+        f"not the same work and limits: {one.what}: {one.a} against {one.b}"
+        for one in found
+        if one.kind == "work"
+    ]
+    causes = [kind for kind in _CAUSES if any(one.kind == kind for one in found)]
+    if len(causes) > 1:
+        reasons.append(f"more than one thing differs: {', '.join(causes)}")
+    common = [name for name in a.launches if name in b.launches]
+    if not common:
+        reasons.append("the runs have no trainer launch in common")
+    if blind := [one for one in common if None in (a.launches[one], b.launches[one])]:
+        reasons.append(f"no env.json on both sides for: {', '.join(blind)}")
+    for side in (a, b):
+        run_id = side.record.run_id
+        if side.doubt:
+            reasons.append(f"{RECORD_FILE} of {run_id} {side.doubt}: see runbook verify {run_id}")
+        if side.record.interrupted or side.record.finished_at is None:
+            reasons.append(f"run {run_id} did not complete")
+    return reasons
+
+
+def _checks(a: RunRecord, b: RunRecord, phases: Sequence[str]) -> tuple[CheckChange, ...]:
     """The checks of these phases; one that vanished from a phase that ran is a change too."""
     sides = [{check.id: check for check in run.checks() if check.phase in phases} for run in (a, b)]
     required = {*a.required, *b.required}
@@ -151,49 +206,24 @@ def _checks(a: RunRecord, b: RunRecord, phases: list[str]) -> tuple[CheckChange,
     return tuple(changes)
 
 
-def _loads(a: RunRecord, b: RunRecord, phases: list[str]) -> tuple[tuple[str, str, str], ...]:
-    """What preflight, and each phase's launches, recorded of other work on the machine."""
-    names = dict(zip(_LOAD, _LOAD, strict=True))
-    names |= {f"load.{phase}": f"launches of {phase}" for phase in phases}
-    left, right = a.environment, b.environment
-    return tuple(
-        (shown, left.get(name, "not recorded"), right.get(name, "not recorded"))
-        for name, shown in names.items()
-        if name in left or name in right
-    )
-
-
 def comparison_lines(found: Comparison) -> list[str]:
     """Comparable or not, what differs, which checks and numbers changed, and the answer."""
     lines = [f"A  {found.a}  {found.a_verdict}", f"B  {found.b}  {found.b_verdict}", ""]
-    lines.append("comparable" if found.comparable else "not comparable, because")
+    lines.append("not comparable, because" if found.obstacles else "comparable")
     lines += [f"  {reason}" for reason in found.obstacles]
     lines += ["", "what differs"]
     lines += [f"  {one.kind}  {one.what}: {one.a} -> {one.b}" for one in found.differences]
     if not found.differences:
         lines.append("  nothing that the runs recorded")
-    lines += [f"load  {name}: {a} -> {b}" for name, a, b in found.loads]
     for side, names in (("A", found.only_a), ("B", found.only_b)):
         lines += [f"only {side} ran: {', '.join(names)}"] if names else []
-    changed = [check for check in found.checks if check.changed]
+    changed = [check for check in found.checks if check.a != check.b]
     lines += ["", f"checks: {len(found.checks) - len(changed)} the same, {len(changed)} changed"]
     for check in changed:
         required = " (required)" if check.required else ""
         lines += check.lines(f"{required}  {check.a or 'no row'} -> {check.b or 'no row'}")
-    both = [check for check in found.checks if not check.changed and check.a_value]
+    both = [check for check in found.checks if check.a == check.b and check.a_value]
     other = [check for check in both if check.a_value != check.b_value]
     lines += ["", f"numbers: {len(both) - len(other)} equal, {len(other)} others"] if both else []
-    lines += [line for check in other for line in check.lines("")]
-    for speed in found.speeds:
-        lines += ["", *_speed_text(speed)]
-    return [*lines, "", found.conclusion]
-
-
-def _speed_text(speed: SpeedChange) -> list[str]:
-    sides = " -> ".join("/".join(map(plain_number, values)) for values in (speed.a, speed.b))
-    lines = [f"throughput of {speed.phase}, tokens over time: {sides} tok/s"]
-    lines.append(f"  B / A = {speed.ratio:.4f} over {len(speed.launches)} launches: {speed.says}")
-    if speed.decision:
-        lines.append(f"  {speed.decision.outcome.value}: {speed.decision.reason}")
-    lines.append(f"  {speed.note}")
-    return lines
+    lines += [line for check in other for line in check.lines()]
+    return [*lines, "", _CONCLUSIONS[found.exit_code]]

@@ -8,7 +8,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -138,12 +138,12 @@ _OF_TRENDS = ("line", "on_what", "text")
 _COLUMNS = tuple(one.name for one in fields(MetricRow) if one.name not in _OF_TRENDS)
 
 
-def csv_text(rows: Iterable[MetricRow], names: Sequence[str] = _COLUMNS) -> str:
+def csv_text(rows: Iterable[MetricRow]) -> str:
     """A header and the rows; NaN and infinities are words, absent cells empty."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([_cell(getattr(row, name)) for name in names] for row in rows)
+    writer.writerow(_COLUMNS)
+    writer.writerows([_cell(getattr(row, name)) for name in _COLUMNS] for row in rows)
     return stream.getvalue()
 
 

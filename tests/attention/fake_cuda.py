@@ -34,11 +34,6 @@ _DEVICE = ctypes.c_uint16  # c10::Device: type in the low byte, index in the hig
 _FREE = ("prim::", "profiler::")
 _ALIASES = {"aten::_unsafe_view"}
 _UNFUSED = ("_fused_rms_norm", "_fused_rms_norm_backward", "silu_backward")
-# That it has a kernel is what a path asks for.
-_KERNELS = (*_UNFUSED, "_flash_attention_forward", "_flash_attention_backward")
-# Operators of torch that are Python inside: how many others each runs on a device, itself not
-# counted. The flash kernel and a number that nobody reads; the same backward.
-_INSIDE = {"torch_attn::_varlen_attn": 1, "torch_attn::_varlen_attn_backward": 1}
 
 
 @contextmanager
@@ -117,7 +112,7 @@ def fake_cuda() -> Iterator[FakeTensorMode]:
             library = Library("aten", "IMPL")
             stack.callback(library._destroy)
             # Where a kernel of its own exists, autograd does not take the operator apart.
-            for name in filter(partial(hasattr, torch.ops.aten), _KERNELS):
+            for name in filter(partial(hasattr, torch.ops.aten), _UNFUSED):
                 library.impl(name, _never, "CUDA")
             for key in ("CUDA", "AutogradCUDA"):
                 library.impl("scaled_dot_product_attention", _attend, key)
@@ -234,7 +229,7 @@ class Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         name = func._schema.name
         if not (name.startswith(_FREE) or name in _ALIASES or _is_view(func)):
-            self.calls[name.removeprefix("aten::")] += 1 + _INSIDE.get(name, 0)
+            self.calls[name.removeprefix("aten::")] += 1
         tensors = [x for x in torch.utils._pytree.tree_leaves(out) if isinstance(x, Tensor)]
         for tensor in tensors:
             self._hold(tensor)

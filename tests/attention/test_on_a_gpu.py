@@ -56,12 +56,12 @@ def test_kernels_compute_the_equations(
 
 @pytest.mark.gpu
 def test_the_self_test_takes_seconds_and_finds_nothing() -> None:
-    """As the trainer runs it: the window that `auto` wants agrees, and nothing is left behind."""
-    engine = production()
+    """As the trainer runs it: the kernels that `auto` wants agree, and nothing is left behind."""
+    engine = production(NSA_USE_TRITON_SEL="auto")
     before = torch.cuda.get_rng_state(), torch.get_rng_state()
     found = self_test(engine)
     assert [name for name, one in found.paths.items() if one.problems] == []
-    assert list(found.paths) == ["varlen"], "varlen_attn of this torch is not used on this device"
+    assert list(found.paths) == ["triton"], "the Triton kernels are not used on this device"
     assert sum(one.seconds for one in found.paths.values()) < 60
     assert torch.equal(torch.cuda.get_rng_state(), before[0])
     assert torch.equal(torch.get_rng_state(), before[1])
@@ -99,12 +99,11 @@ def test_the_mode_itself_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("window", ("masked", "varlen"))
-def test_a_real_step_never_waits(window: str, precision: None) -> None:
+@pytest.mark.parametrize("asked", ["0", "1"])
+def test_a_real_step_never_waits(asked: str, precision: None) -> None:
     """CUDA itself raises at every synchronization of the second step."""
-    engine = production()
-    if window == "varlen":
-        engine.dispatch.barred.clear()
+    engine = production(NSA_USE_TRITON_SEL=asked)
+    engine.dispatch.barred.clear()
     engine.configure(engine.plan.toggles)
     batches = [Batch(tokens=torch.randint(256, (1, 2049))) for _ in range(2)]
     for number, mode in ((1, nullcontext), (2, every_wait_raises)):

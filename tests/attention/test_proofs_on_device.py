@@ -1,14 +1,13 @@
 """The definition's properties (a) to (k), on every path and in the types that train, on a device.
 
-Each body runs on a CPU at a small shape, by each path in float64 and in the types that train, where
-a flash kernel is lent to it; and on a GPU at the production shape, with each kernel that SDPA has.
+Each body runs on a CPU at a small shape, by each path in float64 and in the types that train; and
+on a GPU at the production shape, with each kernel that SDPA has.
 Bounds are those of the trainer's self-test; in float64 nothing but the order of sums differs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import pytest
@@ -24,7 +23,6 @@ from nsa.config import Kernels, Phi, Way
 from nsa.projection import Columns, rotations, split_together
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
-from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.attention.test_proofs import WAYS, dense, gap, inputs, only
 
 SMALL = nsa.NSAConfig(
@@ -79,16 +77,14 @@ class Where:
 def _everywhere() -> Iterator[object]:
     for path in WAYS:
         yield Where(device="cpu", dtype=torch.float64, cfg=SMALL, lengths=(5, 83), path=path)
-    # A flash kernel has no float32.
-    for dtype, kernels in ((torch.float32, "masked"), (torch.bfloat16, "varlen")):
-        yield Where(device="cpu", dtype=dtype, cfg=SMALL, lengths=(5, 83), kernels=kernels)
-    for kernels in ("masked", "varlen"):
-        for backend in (None, *BACKENDS):
-            where = Where(
-                device="cuda", dtype=torch.bfloat16, cfg=nsa.NSAConfig(),
-                lengths=(20, 2048, 2051), kernels=kernels, backend=backend,
-            )  # fmt: skip
-            yield pytest.param(where, marks=pytest.mark.gpu)
+    for dtype in (torch.float32, torch.bfloat16):
+        yield Where(device="cpu", dtype=dtype, cfg=SMALL, lengths=(5, 83))
+    for backend in (None, *BACKENDS):
+        where = Where(
+            device="cuda", dtype=torch.bfloat16, cfg=nsa.NSAConfig(), lengths=(20, 2048, 2051),
+            backend=backend,
+        )  # fmt: skip
+        yield pytest.param(where, marks=pytest.mark.gpu)
     for dtype in (torch.bfloat16, torch.float16):
         ours = replace(where, dtype=dtype, kernels="triton", backend=None)
         yield pytest.param(ours, marks=pytest.mark.gpu)
@@ -97,12 +93,11 @@ def _everywhere() -> Iterator[object]:
 @pytest.fixture(params=_everywhere(), ids=str)
 def where(request: pytest.FixtureRequest) -> Iterator[Where]:
     found: Where = request.param
-    with ExitStack() as stack:
-        if found.device == "cpu":
-            stack.enter_context(flash_on_cpu())
-        if found.backend is not None:
-            stack.enter_context(sdpa_kernel([BACKENDS[found.backend]]))
-            _skip_what_it_refuses(found)
+    if found.backend is None:
+        yield found
+        return
+    with sdpa_kernel([BACKENDS[found.backend]]):
+        _skip_what_it_refuses(found)
         yield found
 
 
@@ -224,7 +219,7 @@ def test_i_gradcheck_in_float64(where: Where) -> None:
     )
     given = inputs(cfg, 7, seed=1)
     x = {n: v.detach().to(where.device).requires_grad_() for n, v in given.items()}
-    plain = replace(where, kernels="masked")  # flash kernels know half types only
+    plain = replace(where, kernels="masked")  # the package's know no float64
 
     def attention(*values: Tensor) -> Tensor:
         return plain.run(dict(zip(x, values, strict=True)), cfg)[0]

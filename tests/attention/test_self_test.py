@@ -19,7 +19,6 @@ from nsa.contract import NSAError
 from nsa.layer import NSAAttention
 from nsa.witness import oracle
 from nsa.witness.equations import Agreement, measure, random_inputs
-from tests.attention.flash_on_cpu import flash_on_cpu
 
 CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
@@ -50,14 +49,6 @@ def test_masked_sdpa_agrees_in_float16(seq_len: int) -> None:
 
 def random_inputs_names() -> set[str]:
     return set(random_inputs(SMALL, 5, dtype=torch.float32, device=CPU)[0].named())
-
-
-@pytest.mark.parametrize("shift", [-1, 1])
-def test_a_wrong_window_is_rejected(shift: int) -> None:
-    with flash_on_cpu(shift=shift):
-        found = held(kernels="varlen")
-    wrong = {text.split()[0] for text in found.problems}
-    assert wrong == {"out", "q", "k_win", "v_win", "gates"}, found.problems
 
 
 @pytest.mark.parametrize("name", ["w", "n_sel"])
@@ -139,8 +130,11 @@ def test_scores_without_all_of_float32_are_rejected(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_kernel_that_refuses_is_an_answer() -> None:
-    found = held(kernels="varlen")
-    assert found.refused is not None and "CPU" in found.refused
+    def refuses(*_: Tensor) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("no kernel\nimage")
+
+    found = held(run=lambda x, **_: refuses(x.q))
+    assert found.refused == "no kernel image"
     assert found.problems == [f"it could not run: {found.refused}"]
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nsa
 from benchmarks.step_calls import Cost, build, measure
 from nsa.attention import sdpa
-from nsa.config import Kernels, ModelConfig, Way
+from nsa.config import ModelConfig, Way
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
@@ -25,7 +25,6 @@ from nsa.step.engine import Engine
 from nsa.step.sync import Arriving, post
 from runbook.config.load import load_profile
 from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
-from tests.attention.flash_on_cpu import flash_on_cpu
 
 PRODUCTION = Path(__file__).parents[2] / "configs/m7c_125m_2xa100_production.yaml"
 MODEL = ModelConfig(vocab_size=256, n_layers=12)
@@ -39,9 +38,9 @@ def few_layers(n_layers: int) -> ModelConfig:
 
 
 @cache
-def cost(*, dense: bool = False, kernels: Kernels = "masked") -> Cost:
+def cost(*, dense: bool = False) -> Cost:
     """One micro-batch of one rank of the production run, from two layers and one more of them."""
-    two, three = (measure(few_layers(n), 2048, dense=dense, kernels=kernels) for n in (2, 3))
+    two, three = (measure(few_layers(n), 2048, dense=dense) for n in (2, 3))
     rest = MODEL.n_layers - 2
     calls = {name: count + rest * (three.calls[name] - count) for name, count in two.calls.items()}
     peak = two.peak_bytes + rest * (three.peak_bytes - two.peak_bytes)
@@ -49,10 +48,8 @@ def cost(*, dense: bool = False, kernels: Kernels = "masked") -> Cost:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernels", ["masked", "varlen"])
-def test_layers_cost_alike(kernels: Kernels) -> None:
-    whole = measure(MODEL, 2048, kernels=kernels)
-    found = cost(kernels=kernels)
+def test_layers_cost_alike() -> None:
+    whole, found = measure(MODEL, 2048), cost()
     assert (found.calls, found.peak_bytes) == (whole.calls, whole.peak_bytes)
 
 
@@ -73,17 +70,14 @@ def test_walking_back_is_what_the_engine_does() -> None:
     assert all(torch.equal(a, b) for a, b in zip(theirs, mine, strict=True))
 
 
-@pytest.mark.parametrize(("kernels", "most"), [("masked", 2400), ("varlen", 2250)])
-def test_a_micro_batch_is_few_operator_calls(kernels: Kernels, most: int) -> None:
-    found = cost(kernels=kernels)
-    assert found.total <= most
+def test_a_micro_batch_is_few_operator_calls() -> None:
+    found = cost()
+    assert found.total <= 2400
     # A build without CUDA takes fused operators apart; then the figure would be another.
     assert found.calls["_fused_rms_norm"] == 2 * MODEL.n_layers + 1
     by_sdpa = sum(count for name, count in found.calls.items() if "_scaled_dot_product" in name)
-    by_varlen = sum(count for name, count in found.calls.items() if "_varlen_attn" in name)
-    # Two branches, forward and backward; varlen_attn runs a second operator beside the kernel.
-    assert by_sdpa + by_varlen // 2 == 4 * MODEL.n_layers
-    assert by_varlen == (4 * MODEL.n_layers if kernels == "varlen" else 0)
+    # Two branches, forward and backward.
+    assert by_sdpa == 4 * MODEL.n_layers
 
 
 def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,15 +86,14 @@ def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(few_layers(1), 2048).total > 4000 / MODEL.n_layers
 
 
-@pytest.mark.parametrize(("kernels", "most"), [("masked", 1.3), ("varlen", 1.2)])
-def test_memory_is_near_that_of_dense_attention(kernels: Kernels, most: float) -> None:
-    assert cost(kernels=kernels).peak_bytes <= most * cost(dense=True).peak_bytes
+def test_memory_is_near_that_of_dense_attention() -> None:
+    assert cost().peak_bytes <= 1.3 * cost(dense=True).peak_bytes
 
 
-def kept(seq_len: int, kernels: Kernels = "masked") -> int:
+def kept(seq_len: int) -> int:
     """Bytes that one layer holds for its backward pass."""
     with fake_cuda(), Watched() as watched:
-        model = build(few_layers(1), dense=False, device="cuda", kernels=kernels)
+        model = build(few_layers(1), dense=False, device="cuda")
         x = torch.zeros(1, seq_len, 768, device="cuda", requires_grad=True)
         before = watched.live
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -109,8 +102,7 @@ def kept(seq_len: int, kernels: Kernels = "masked") -> int:
         return watched.live - before
 
 
-@pytest.mark.parametrize(("kernels", "gib"), [("masked", 21), ("varlen", 18)])
-def test_nothing_quadratic_is_kept(kernels: Kernels, gib: int) -> None:
+def test_nothing_quadratic_is_kept() -> None:
     """Twice the tokens, twice the memory, and 12 layers far from 80 GiB.
 
     Only the part that says which blocks a query reads grows faster: S x S / l_sel numbers of 2
@@ -118,17 +110,11 @@ def test_nothing_quadratic_is_kept(kernels: Kernels, gib: int) -> None:
     """
     attention = MODEL.attention
     short, long = (
-        kept(s, kernels) - 2 * attention.n_kv_groups * s * attention.n_blocks(s)
-        for s in (16_384, 32_768)
+        kept(s) - 2 * attention.n_kv_groups * s * attention.n_blocks(s) for s in (16_384, 32_768)
     )
     assert long <= 2.001 * short
-    one, two = (measure(few_layers(n), 32_768, kernels=kernels) for n in (1, 2))
-    assert one.peak_bytes + 11 * (two.peak_bytes - one.peak_bytes) < gib << 30
-
-
-def test_the_window_keeps_no_mask_and_no_copy() -> None:
-    """What varlen_attn keeps for its backward pass is its own result: 14 % less in a layer."""
-    assert kept(2048, "varlen") <= 0.9 * kept(2048, "masked")
+    one, two = (measure(few_layers(n), 32_768) for n in (1, 2))
+    assert one.peak_bytes + 11 * (two.peak_bytes - one.peak_bytes) < 21 << 30
 
 
 def test_a_kept_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,17 +135,14 @@ def production(*words: str, **toggles: str) -> Engine:
     return Engine(plan, Ranks(place=plan.place, device=torch.device("cuda", 0), grouped=False))
 
 
-def fake_production(kernels: Kernels, n_layers: int) -> Engine:
-    """Of so many layers, with the kernels that the self-test left in force.
+def fake_production(n_layers: int) -> Engine:
+    """Of so many layers.
 
     Weights are made where they stay, because fake ones cannot be moved.
     """
     with torch.device("cuda", 0), patch.object(NSALanguageModel, "to", lambda self, _: self):
         engine = production("--set", f"model.n_layers={n_layers}")
-        if kernels == "varlen":
-            engine.dispatch.barred.clear()
         engine.configure(engine.plan.toggles)
-    assert {layer.attention.way.kernels for layer in engine.model.layers} == {kernels}
     return engine
 
 
@@ -185,10 +168,10 @@ def step(engine: Engine, number: int) -> None:
     engine.update(number)
 
 
-def calls_without_a_wait(kernels: Kernels, n_layers: int) -> int:
+def calls_without_a_wait(n_layers: int) -> int:
     """A fake tensor raises where a number is read; copies that wait are counted."""
     with fake_cuda(), Watched() as watched:
-        engine = fake_production(kernels, n_layers)
+        engine = fake_production(n_layers)
         for number in (1, 2):
             watched.waits.clear()
             watched.calls.clear()
@@ -198,9 +181,8 @@ def calls_without_a_wait(kernels: Kernels, n_layers: int) -> int:
         return watched.total
 
 
-@pytest.mark.parametrize("kernels", ["masked", "varlen"])
-def test_the_whole_step_never_waits(kernels: Kernels, precision: None) -> None:
-    one, two = (calls_without_a_wait(kernels, n) for n in (1, 2))
+def test_the_whole_step_never_waits(precision: None) -> None:
+    one, two = (calls_without_a_wait(n) for n in (1, 2))
     assert one + (MODEL.n_layers - 1) * (two - one) <= 2 * 2400 + 700
 
 
@@ -249,7 +231,7 @@ def test_the_default_is_few_operator_calls(precision: None) -> None:
     profile = load_profile("a100x2_pcie4")
     assert profile.variables["NSA_CUDA_GRAPHS"] == "auto" and profile.workload.accumulation == 2
     with fake_cuda(), Watched() as watched:
-        engine = fake_production("varlen", MODEL.n_layers)
+        engine = fake_production(MODEL.n_layers)
         engine.model.recording = _Replayed(engine)
         step(engine, 1)
         watched.calls.clear()
@@ -289,12 +271,11 @@ class Precision(TorchDispatchMode):
 
 
 # Triton's kernels are no products of torch; their own proofs hold their precision.
-@pytest.mark.parametrize("kernels", ["masked", "varlen"])
-def test_scores_have_all_of_float32(kernels: Kernels, precision: None) -> None:
+def test_scores_have_all_of_float32(precision: None) -> None:
     """Whatever the process allows, forward and backward."""
     torch.set_float32_matmul_precision("high")
-    layer = nsa.NSAAttention(TINY, Way(force_sdpa=True, kernels=kernels))
-    with flash_on_cpu(), Precision() as policy:
+    layer = nsa.NSAAttention(TINY, Way(force_sdpa=True))
+    with Precision() as policy:
         layer(torch.randn(1, 40, 16)).sum().backward()
     # Two products forward, five back.
     assert policy.seen == ["highest"] * 7

@@ -30,7 +30,7 @@ from triton.runtime import interpreter
 
 import nsa
 from nsa.attention import triton
-from nsa.attention.triton.core import launch as LAUNCH
+from nsa.attention.triton import core as LAUNCH
 from nsa.attention.triton.tiles import room_for_bits
 from tests.attention.defects import defects
 
@@ -148,7 +148,7 @@ def compare(what: str, mine: Tensor, truth: Tensor, bound: float) -> list[str]:
 
 @contextmanager
 def cut_as(launch: ModuleType, **cuts: Any) -> Iterator[None]:
-    """The branches of calls by a `core.launch` are cut so, whatever a device would like."""
+    """The branches of calls by a `core` are cut so, whatever a device would like."""
     choosers = launch.cut_of.__globals__["CHOOSERS"]
     with mock.patch.dict(choosers, {name: lambda *_, cut=cut: cut for name, cut in cuts.items()}):
         yield
@@ -158,7 +158,7 @@ def by_core(
     launch: ModuleType, cfg: nsa.NSAConfig, given: Sequence[Tensor], grad: Tensor,
     bits: Tensor | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """What a `core.launch` makes of the eight tensors, q [B,S,G,h,Dk] first, by name.
+    """What a `core` makes of the eight tensors, q [B,S,G,h,Dk] first, by name.
 
     bits: of blocks that are read in the place of those that are chosen.
     """
@@ -243,7 +243,7 @@ def written_once(problems: list[str]) -> Iterator[None]:
 
 
 def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleType:
-    """`core.launch` of a copy of the kernels' package in which `old` is `new`, named `name`."""
+    """`core` of a copy of the kernels' package in which `old` is `new`, named `name`."""
     copy = folder / name
     seen = 0
     for source in _PACKAGE.rglob("*.py"):
@@ -258,7 +258,7 @@ def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleTyp
         raise ValueError(f"{name}: {path} has no such text: {old!r}")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    return importlib.import_module(f"{name}.core.launch")
+    return importlib.import_module(f"{name}.core")
 
 
 def judged(judge: Callable[[ModuleType], list[str]], kind: str, name: str) -> list[str]:

@@ -34,7 +34,7 @@ from tests.attention.triton_kernels import (
 
 @dataclass(frozen=True, kw_only=True)
 class Case(Shape):
-    """Of the selected branch, and how its work is cut; rows, every, piece: of tiles.Cut.
+    """Of the selected branch, and how its work is cut; rows, piece: of tiles.Cut.
 
     run: positions that blocks own at a time; with 0 queries walk.
     """
@@ -42,7 +42,6 @@ class Case(Shape):
     l_sel: int = 8
     n_sel: int = 4
     rows: int = 64
-    every: bool = True
     piece: int = 16
     run: int = 0
     # No compression block is complete.
@@ -54,8 +53,8 @@ class Case(Shape):
         """As asked, whatever the cost model would say."""
         tile, n_blocks = Tile(rows=self.rows, warps=1, stages=1), self.config().n_blocks
         return Cut(
-            forward=tile, query_gradient=tile, key_gradient=tile, every=self.every,
-            piece=self.piece, n_blocks=n_blocks(self.seq_len),
+            forward=tile, query_gradient=tile, key_gradient=tile, piece=self.piece,
+            n_blocks=n_blocks(self.seq_len),
             readers=self.seq_len * min(self.n_sel, n_blocks(self.seq_len)),
             by_block=self.by_block() if self.run else None,
         )  # fmt: skip
@@ -70,12 +69,12 @@ class Case(Shape):
         )  # fmt: skip
 
 
-# Between them: both walks, tiles of one token and of many, heads that fill no tile, more than one
+# Between them: tiles of one token and of many, heads that fill no tile, more than one
 # word of bits, pieces that end inside a list, a last block that is cut, S below one block.
 CORE = (
-    Case(seq_len=5, heads=1, batch=2, l_sel=8, d_k=3, d_v=5, rows=16, every=False),
+    Case(seq_len=5, heads=1, batch=2, l_sel=8, d_k=3, d_v=5, rows=16),
     Case(seq_len=71, heads=3, groups=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=128),
-    Case(seq_len=71, heads=3, l_sel=2, n_sel=4, rows=16, every=False, piece=32),
+    Case(seq_len=71, heads=3, l_sel=2, n_sel=4, rows=16, piece=32),
     # Blocks own the work: runs that end inside a block, and a second word of bits.
     Case(seq_len=21, heads=3, groups=2, l_sel=4, n_sel=3, d_k=24, d_v=8, rows=32, run=14),
     Case(seq_len=40, heads=1, l_sel=1, rows=32, run=28, piece=64),
@@ -132,7 +131,7 @@ _PIECES = (5, 3)
 
 
 def list_problems(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = LISTS) -> list[str]:
-    """What a `core.launch` lists wrongly, writes twice, or leaves unwritten."""
+    """What a `core` lists wrongly, writes twice, or leaves unwritten."""
     problems: list[str] = []
     for case in cases:
         cfg, blocks = case.config(), _choices(case)

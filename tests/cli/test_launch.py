@@ -222,7 +222,7 @@ def test_the_result_on_stdout_and_the_progress_on_stderr(
         assert (root / name).stat().st_size > 0
     lines = err.splitlines()
     assert lines[1].strip().startswith("not passed on: HF_TOKEN: no launch gets them")
-    assert lines[2] == f"runbook 0.1.0  run {root.name}  1 phase  -> {where}"
+    assert lines[2] == f"runbook 1.0.0  run {root.name}  1 phase  -> {where}"
     assert re.fullmatch(
         rf" 1/1 {phase}  [A-Z]+ +checks: \d+ of \d+(?:, \d+ skipped)? +\d.*s", lines[-1]
     )

@@ -52,7 +52,7 @@ def test_progress_in_a_pipe_word_for_word() -> None:
     play(TextObserver(Console(stdout=out, stderr=err)), samples.no_go())
     assert out.getvalue() == ""
     assert err.getvalue().splitlines() == [
-        f"runbook 0.1.0  run 20261121T010203Z-840303b  4 phases  -> {ROOT}",
+        f"runbook 1.0.0  run 20261121T010203Z-840303b  4 phases  -> {ROOT}",
         " 1/4 preflight     PASS          checks: 1 of 1, 1 skipped"
         "                                 2.25 s",
         " 2/4 baseline      FAIL          23 +- 0.575 tok/s (n=3) >= 39  checks: 0 of 1"

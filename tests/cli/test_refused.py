@@ -48,8 +48,7 @@ export --to prometheus x.txt -> the collector reads only files that end in .prom
 export --to csv nowhere/x.csv -> no folder nowhere/
 export --to csv . -> --to csv .: is a folder; name a file in it; see runbook export --help
 export --to csv artifacts/RUN/run.json -> lies in the folder of the run RUN
-history --csv -> --csv needs a METRIC, for example: baseline.throughput
-history --csv --otu x -> unknown option --otu (did you mean '--out'?)
+history --otu x -> unknown option --otu (did you mean '--out'?)
 history --out absent -> no folder absent/
 decide target x.csv --target 39 -> unknown command 'decide'
 init --trainer t --tokens-per-rank 0 -> --tokens-per-rank: must be a whole number, 1 or more, not
@@ -89,7 +88,6 @@ baseline -> unknown command 'baseline' (a phase: `runbook run --phase baseline`)
 NSA_DDP_BUKET_MB=7 run --profile cpu -> in this shell: NSA_DDP_BUKET_MB: no such toggle (did you
 run --resume RUN --aa -> --aa cannot be combined with --resume: the run continues with its original
 run --resume RUN --set train.lr=1 -> --set cannot be combined with --resume
-run --failed RUN --phase nvtx -> --phase cannot be combined with --failed
 launch --phase smoke -> unknown option --phase (here it is --until)
 launch --dry-run --aa -> unknown option --aa (`runbook run` has it)
 launch --profile cpu --until -> --until: expected one argument
@@ -234,7 +232,6 @@ FOLDERS = ("/proc/x", "/sys/x", "taken/x")
 MADE = (
     "drill --faults exit",
     "init --tokens-per-rank 8 --profile cpu --trainer 'true {steps}'",
-    "triage --steps 5 --ranks 1 --profile cpu",
     "run --phase preflight --profile cpu",
 )
 

@@ -21,7 +21,7 @@ from runbook.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs" / "examples"
-ENDS = {0: ("GO",), 1: ("NO-GO",), 3: ("INCOMPLETE",)}
+ENDS = {0: ("GO",), 1: ("NO-GO",), 3: ("INCOMPLETE",), 4: ("PARTIAL PASS",)}
 
 
 @pytest.fixture(params=EXAMPLES, ids=lambda example: example.name)

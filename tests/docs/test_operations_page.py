@@ -41,8 +41,6 @@ ELSEWHERE = {
     "runbook profiles": "tests/cli/test_finished.py::test_profiles_and_the_one_that_auto_takes",
     "runbook run --resume RUN": "tests/engine/test_interrupt_and_resume.py::"
     "test_an_interrupted_run_is_continued",
-    "runbook run --failed": "tests/engine/test_extend.py::"
-    "test_a_failure_that_went_away_stays_in_the_first_line",
     "runbook nightly --resume RUN": "tests/nightly/test_night.py::"
     "test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code",
     "runbook triage": "tests/tools/test_triage.py::"

@@ -11,7 +11,7 @@ import pytest
 from runbook.config.phase import Phase
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.extend import Extension, failed_phases, keep_aside, repeat
+from runbook.engine.extend import keep_aside, left_open, repeat
 from runbook.engine.resuming import resume_run
 from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
@@ -24,9 +24,6 @@ from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import cut_after, digests
 from tests.engine.toys import Toy
 from tests.shared import once
-
-ADD = Extension(phases="nvtx", command="again")
-AGAIN = Extension(failed=True, command="again")
 
 
 def made(out: Path, *phases: Phase, whole: tuple[Phase, ...] = ()) -> tuple[RunRecord, Path]:
@@ -46,9 +43,9 @@ def maker(folder: Path, *phases: Phase) -> Callable[[RunRecord], Setup]:
     return make
 
 
-def extended(folder: Path, what: Extension | None, *phases: Phase) -> RunRecord:
+def resumed(folder: Path, *phases: Phase, added: str = "") -> RunRecord:
     make = maker(folder, *phases)
-    return resume_run(folder, observer=Observer(), make_setup=make, extension=what)
+    return resume_run(folder, observer=Observer(), make_setup=make, added=added, command="again")
 
 
 def differences(folder: Path, record: RunRecord, *phases: Phase) -> tuple[str, ...]:
@@ -61,7 +58,7 @@ def test_a_phase_is_added_to_a_finished_run_and_the_verdict_is_over_all(tmp_path
     first, folder = made(tmp_path, phases[0], whole=phases)
     assert first.verdict is Verdict.PARTIAL
     before, journal = digests(folder / "baseline"), (folder / EVENTS_FILE).read_bytes()
-    record = extended(folder, ADD, *phases)
+    record = resumed(folder, *phases, added="nvtx")
     assert (record.verdict, record.caveats) == (Verdict.GO, first.caveats)
     assert digests(folder / "baseline") == before
     assert (folder / EVENTS_FILE).read_bytes().startswith(journal), "append-only"
@@ -87,7 +84,7 @@ def test_a_run_of_which_a_file_is_gone_or_changed_gets_no_new_manifest(
     damage(table)
     left = digests(folder)
     with pytest.raises(UsageError, match="is not what it was when it ended") as told:
-        extended(folder, ADD, *phases)
+        resumed(folder, *phases, added="nvtx")
     assert says.replace("run1", table.parent.name) in str(told.value)
     assert digests(folder) == left
 
@@ -98,7 +95,7 @@ def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> Non
     first, folder = made(tmp_path / "out", *phases)
     assert first.verdict is Verdict.NO_GO
     before = digests(folder / "baseline")
-    record = extended(folder, AGAIN, *phases)
+    record = resumed(folder, *phases)
     assert record.headline.startswith("GO for 2 of 76 checks, REPEATED (baseline after FAIL)")
     assert digests(folder / "baseline.repeated1") == before
     (told,) = record.phases[0].repeated
@@ -115,7 +112,7 @@ def test_a_later_phase_that_would_be_launched_otherwise_now_runs_again(tmp_path:
     phases = (Toy("baseline"), sweep)
     first, folder = made(tmp_path, sweep, whole=phases)
     assert first.phases[1].launches[0].launch.env == {}
-    record = extended(folder, Extension(phases="baseline"), *phases)
+    record = resumed(folder, *phases, added="baseline")
     assert record.phases[1].launches[0].launch.env == {"NSA_DDP_BUCKET_MB": "25"}
     assert "REPEATED (bucket_sweep after PASS)" in record.headline
     assert differences(folder, record, *phases) == ()
@@ -126,7 +123,7 @@ def test_a_crash_between_the_decision_and_the_move_loses_nothing(tmp_path: Path)
     phase = Toy("baseline", words=("--fault", "exit7", "--once", str(mark)))
     _, folder = made(tmp_path / "out", phase)
     before = digests(folder / "baseline")
-    extended(folder, AGAIN, phase)
+    resumed(folder, phase)
     # What a crash at that moment leaves: the event, and the first attempt where it was.
     cut_after(folder, "phase_repeated")
     for path in (folder / "baseline").rglob("*"):
@@ -135,20 +132,18 @@ def test_a_crash_between_the_decision_and_the_move_loses_nothing(tmp_path: Path)
     (folder / "baseline" / "run1").rmdir()
     (folder / "baseline").rmdir()
     (folder / "baseline.repeated1").rename(folder / "baseline")
-    record = extended(folder, None, phase)
+    record = resumed(folder, phase)
     assert record.verdict is Verdict.GO
     assert digests(folder / "baseline.repeated1") == before
 
 
 def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> None:
     record, folder = made(tmp_path, Toy("baseline"))
-    assert failed_phases(record) == []
-    with pytest.raises(UsageError, match="nothing to run again"):
-        extended(folder, AGAIN, Toy("baseline"))
+    assert left_open(record) == []
     with pytest.raises(UsageError, match="has it already"):
-        extended(folder, Extension(phases="baseline"), Toy("baseline"))
-    with pytest.raises(UsageError, match="--phase NAME adds a phase"):
-        extended(folder, None, Toy("baseline"))
+        resumed(folder, Toy("baseline"), added="baseline")
+    with pytest.raises(UsageError, match=r"is finished: GO.*--phase NAME adds a phase"):
+        resumed(folder, Toy("baseline"))
 
 
 UNPLANNED = (Toy("baseline", breaks="plan"), Toy("nvtx", breaks="plan"))
@@ -166,14 +161,14 @@ def begun(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
 def test_another_commit_machine_or_software_is_refused_by_name(
     begun: tuple[RunRecord, Path], what: str, cut_off: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No --phase, no --failed: the rows of two commits would stand under the name of one."""
+    """Nothing added, nothing again: the rows of two commits would stand under the name of one."""
     _, folder = begun
     if cut_off:
         cut_after(folder, "phase_finished")
     before = (folder / EVENTS_FILE).read_bytes()
     monkeypatch.setattr("runbook.engine.resuming.identity", lambda: identity() | {what: "another"})
     with pytest.raises(UsageError, match=rf"(?i){what}.* then, another now"):
-        extended(folder, None if cut_off else AGAIN, *UNPLANNED)
+        resumed(folder, *UNPLANNED)
     assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
 
 

@@ -245,8 +245,6 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
         resume(tmp_path)
     phase = Toy("baseline", breaks="plan")
     _, folder = run(tmp_path, phase)
-    with pytest.raises(UsageError, match="is finished: INCOMPLETE"):
-        resume(folder, phase)
     path = folder / "events.jsonl"
     path.write_text(path.read_text().replace('"tool_version":"', '"tool_version":"9.'))
     cut_after(folder, "phase_finished")

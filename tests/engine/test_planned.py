@@ -23,7 +23,6 @@ EVERY_PROFILE = ("a100x2_pcie3", "a100x2_pcie4", "cpu", "h200x1")
 SAFE = "NSA_DDP_SAFE_MODE=1"
 # What a phase decides for itself, so that a run of all phases cannot have it.
 DECIDED = {
-    *("NSA_WINDOW=varlen", "NSA_WINDOW=masked"),
     *("NSA_SDPA_AUDIT=0", "NSA_NVTX=0", "NSA_OPT_FUSED=1"),
     *("NSA_DISABLE_CSV_LOGS=1", "NSA_TEST_SEL_PACK=0"),
 }
@@ -155,7 +154,6 @@ def test_what_is_planned_is_what_the_trainer_accepts(
     [
         ("NSA_DDP_BUCKET_MB=7", "bucket_sweep", "0.25"),
         ("NSA_OPT_FUSED=1", "fused_adamw", "0"),
-        ("NSA_WINDOW=varlen", "sdpa_audit", "auto"),
         ("NSA_NVTX=0", "nvtx", "1"),
         ("NSA_DISABLE_CSV_LOGS=1", "baseline", "0"),
         ("NSA_TEST_SEL_PACK=0", "v2_parity", "1"),

@@ -26,7 +26,7 @@ from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine import earlier
 from runbook.engine.earlier.standing import Standing, find_standing, require_standing
-from runbook.engine.extend import Extension, _added
+from runbook.engine.extend import _added
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.plan.progress import pace_of_the_go
 from runbook.engine.scope import caveats_of
@@ -344,8 +344,8 @@ def test_a_launch_without_a_go_is_not_extended_to_production(tmp_path: Path) -> 
     setup = prepare(options)
     told = record("cpu", profile_document=setup.profile_document())
     with pytest.raises(UsageError, match="began without one"):
-        _added(Extension(phases="production"), setup, told)
-    assert _added(Extension(phases="smoke,extended"), setup, told) == ["extended"]
+        _added("production", setup, told)
+    assert _added("smoke,extended", setup, told) == ["extended"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from runbook.config.phase import PlanContext
 from runbook.config.profile import PlanNote
 from runbook.config.setup import Setup
 from runbook.engine.derive import render
-from runbook.engine.extend import Extension
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.starting import known_end
@@ -69,7 +68,6 @@ def test_a_plan_goes_on_once_what_failed_was_run_again(tmp_path: Path) -> None:
     fixed = setup(tmp_path, *three(Toy("bucket_sweep")))
     again = resume_run(
         tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: fixed,
-        extension=Extension(failed=True, command="again"),
     )  # fmt: skip
     assert again.verdict is Verdict.GO
     assert "REPEATED (bucket_sweep after FAIL" in again.said

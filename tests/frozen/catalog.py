@@ -83,7 +83,7 @@ FROZEN = (
         what="the same, and its phase run again, without a crash",
         commands=(
             "runbook run --profile ./mine.yaml --phase baseline",
-            "runbook run --failed",
+            "runbook run --resume {run}",
         ),
         exits=(1, 4),
         profile=_mine("crash", trainer="tests.frozen.crashing"),

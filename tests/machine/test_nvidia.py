@@ -8,8 +8,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks.rehearsal import smi
-from benchmarks.rehearsal.hardware import A100_PCIE, CARDS, DRIVERS, Card, Driver, Gpu, Process
+from benchmarks.rehearsal.hardware import (
+    A100_PCIE,
+    CARDS,
+    DRIVERS,
+    Card,
+    Driver,
+    Gpu,
+    Process,
+    query_xml,
+    topology,
+)
 from runbook.errors import RunbookError
 from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
@@ -212,8 +221,8 @@ def pair(card: Card, *changes: dict[str, Any]) -> list[Gpu]:
 
 
 def facts_of_rehearsed_smi(driver: Driver, gpus: list[Gpu], link: str = "NODE") -> dict[str, Any]:
-    found = parse_nvidia_smi(smi.query_xml(driver, gpus))
-    drafts = gpu_drafts(found, parse_topology(smi.topology(gpus, link)))
+    found = parse_nvidia_smi(query_xml(driver, gpus))
+    drafts = gpu_drafts(found, parse_topology(topology(gpus, link)))
     return {draft.name: draft.value for draft in drafts}
 
 

@@ -16,8 +16,7 @@ from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.inputs import build_environment
 from runbook.records import Kind, LaunchStatus
 from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
-from runbook.tools.known_logs import guess
-from runbook.tools.own_profile import templated
+from runbook.tools.own_profile import guess, templated
 from tests.factory import records
 
 DICTS = LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10)

@@ -159,7 +159,7 @@ def oracle(change: spoil.Change, wanted: Any, *words: str, remedy: str = "", **w
     oracle(_tested(varlen=AGREES), FINE, "the self-test agrees with varlen"),
     oracle(_tested(varlen=DISAGREES, masked=AGREES), WRONG,
            "rejected varlen: k_win is off by 0.2 of itself; masked ran instead",
-           remedy="NSA_WINDOW=masked", evidence="env.json"),
+           remedy="NSA_USE_TRITON_SEL=0", evidence="env.json"),
     oracle(_tested(varlen=REFUSED, masked=AGREES), WARNED,
            "rejected varlen: it could not run: no kernel; masked ran instead"),
     oracle(_tested(varlen=REFUSED, masked=DISAGREES), WRONG, "k_win"),

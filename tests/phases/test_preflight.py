@@ -205,7 +205,7 @@ DOCUMENT = "test_a_long_document"
     ("whole_model", (SEED,), "torch.manual_seed"),
     ("whole_model", (NORMS,), "how the trainer draws its weights"),
     ("whole_model", (NORMS, SEED), "torch.manual_seed"),
-    ("whole_model", (SHORT,), "schedule"),
+    ("whole_model", (SHORT,), "what counts the steps of the schedule"),
     ("whole_model", ("test_logits", SEED), "equations"),
     ("whole_model", ("test_logits",), "equations"),
     ("documents", (DOCUMENT,), "a separator after each"),
@@ -213,6 +213,7 @@ DOCUMENT = "test_a_long_document"
     ("documents", (STEPS, PLACE), "what `seek` makes of it"),
     ("documents", (PLACE,), "what `seek` makes of it"),
     ("documents", (HELD_OUT,), "what evaluation reads"),
+    ("documents", tuple(OWN["other_files"]), "size and all bytes"),
     ("documents", (HELD_OUT, PLACE), "a separator after each"),
     *(("safeguards", (name,), SAVES) for name in OWN["checkpoints"]),
     *(("safeguards", (name,), STOPS) for name in OWN["stopping"]),
@@ -236,15 +237,15 @@ def test_what_failed_has_a_remedy_of_its_own(
 
 
 @pytest.mark.parametrize(("module", "names"), [
-    ("test_whole_model.py", OWN["beginning"] + OWN["shape"]),
+    ("test_whole_model.py", OWN["schedule"] + OWN["beginning"] + OWN["shape"]),
     ("test_documents.py", [
-        name for topic in ("places", "held_out", "tokens", "unread", "read_ahead")
+        name for topic in ("other_files", "places", "held_out", "tokens", "unread", "read_ahead")
         for name in OWN[topic]
     ]),
-    ("test_saves.py", [*OWN["checkpoints"], OWN["records"][-1]]),
+    ("test_saves.py", [*OWN["checkpoints"], *OWN["records"][-2:]]),
     ("test_safeguards.py", [
-        *(name for topic in ("stopping", "clipping", "evaluations") for name in OWN[topic]),
-        *OWN["records"][:-1],
+        *(n for topic in ("stopping", "clipping", "evaluations", "unseen") for n in OWN[topic]),
+        *OWN["records"][:-2],
     ]),
 ])  # fmt: skip
 def test_the_tests_with_a_remedy_of_their_own_are_there(module: str, names: list[str]) -> None:

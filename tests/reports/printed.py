@@ -111,7 +111,6 @@ def told_by_invocations() -> Iterator[str]:
         yield one.line(["preflight", "baseline"])
         yield one.resume_line("20260101T000000Z-abc1234")
         yield one.resume_line("20260101T000000Z-abc1234", ["nvtx"])
-    yield Invocation(profile="cpu").failed_line("20260101T000000Z-abc1234")
 
 
 def _strings(path: Path) -> Iterator[str]:

@@ -64,6 +64,10 @@ NOT_HERE = {
     "df -h": "of the machine",
     "df -i": "of the machine",
     "top": "stays until a person leaves it",
+    **dict.fromkeys(
+        ("torchrun --nproc_per_node=1", "torchrun --nproc_per_node=2"),
+        "another trainer's own line, as its launches start it (tests/own)",
+    ),
     "pytest --pyargs": "the same tests as by `-m pytest`, of another module",
 }
 
@@ -248,7 +252,7 @@ def failures_of(record: RunRecord) -> dict[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.executes("runbook run --failed")
+@pytest.mark.executes("runbook run --resume")
 def test_what_left_no_evidence_is_run_again_as_every_place_says(shell: Shell) -> None:
     """The command after an INCOMPLETE that measured something; a skipped check is no evidence."""
     (shell.folder / "mfu.yaml").write_text(_UNANSWERED, encoding="utf-8")

@@ -166,7 +166,7 @@ RESUMED = f"runbook run --resume {RUN} --out /runs"
 AGAIN = "runbook run --phase baseline --profile cpu"
 TABLE = {
     "no evidence": (of(Verdict.INCOMPLETE, by_hand("preflight", BEFORE_ALL), TRAINED),
-                    ["runbook x", f"runbook run --failed {RUN} --out /runs"]),
+                    ["runbook x", RESUMED]),
     "nothing that is worth keeping": (of(Verdict.INCOMPLETE, by_hand("preflight", BEFORE_ALL)),
                                       ["runbook x", HERE]),
     "a failure": (of(Verdict.NO_GO, by_hand("preflight", BEFORE_ALL)), ["runbook x", HERE]),

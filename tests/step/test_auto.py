@@ -30,7 +30,7 @@ from tests.train.test_effects import seen
 AUTO = {"NSA_COMPILE": "auto", "NSA_CUDA_GRAPHS": "auto"}
 NAMED = {"NSA_COMPILE": "layer", "NSA_CUDA_GRAPHS": "1"}
 # Ways that a CPU has, whatever device is told.
-SLOW = {"NSA_WINDOW": "masked", "NSA_USE_TRITON_SEL": "0", "NSA_PREFILL_BATCHED": "1"}
+SLOW = {"NSA_USE_TRITON_SEL": "0", "NSA_PREFILL_BATCHED": "1"}
 
 
 def _breaks(*_: Any, **__: Any) -> Any:
@@ -174,10 +174,7 @@ def test_a_cpu_takes_the_slow_way_of_all_three() -> None:
     assert selected.value == "sdpa"
 
 
-@pytest.mark.parametrize(
-    "about_sdpa",
-    ["NSA_SDPA_FLASH_ONLY=1", "NSA_SDPA_NO_FLASH=1", "NSA_WINDOW=masked"],
-)
+@pytest.mark.parametrize("about_sdpa", ["NSA_SDPA_FLASH_ONLY=1", "NSA_SDPA_NO_FLASH=1"])
 def test_what_is_said_about_the_kernels_of_sdpa_is_about_sdpa(
     about_sdpa: str, started: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,6 @@ from nsa.step.compiled import (
     compile_layers,
     count_compiled,
 )
-from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.attention.test_step_on_cuda import Precision
 from tests.step.small import SHAPE, model_of, tokens_of
 
@@ -38,13 +37,10 @@ BF16 = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
 # Of those of Triton tests/attention/test_mutants.py has the proof.
 WAYS: dict[str, tuple[Way, Callable[[], AbstractContextManager[Any]]]] = {
     "cpu": (Way(), nullcontext),
-    "cpu in bf16": (Way(), BF16),
-    "plain loops on a cpu": (Way(selection_ranges="v1"), nullcontext),
     "masks": (Way(force_sdpa=True), nullcontext),
     "masks in bf16": (Way(force_sdpa=True), BF16),
     "softmax by hand": (Way(force_sdpa=True, use_flash=False), nullcontext),
     "plain loops": (Way(force_sdpa=True, selection_ranges="v1"), nullcontext),
-    "varlen": (Way(force_sdpa=True, kernels="varlen"), BF16),
 }
 
 
@@ -76,18 +72,11 @@ def gradients(
     return {"loss": loss.detach(), "gates": model.gate_numbers()} | found
 
 
-# Others of the fast tier have each of their two words.
-LONG = ("plain loops on a cpu", "masks in bf16")
-
-
 # The keys' MLP comes before the ways part.
 @pytest.mark.parametrize(
     ("name", "phi"),
     [
-        *(
-            pytest.param(name, "avg", marks=pytest.mark.slow if name in LONG else ())
-            for name in WAYS
-        ),
+        *((name, "avg") for name in WAYS),
         ("cpu", "mlp"),
         ("masks", "mlp"),
     ],
@@ -99,13 +88,12 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
     model.attend_by(way)
     if phi == "mlp":
         model.double()  # the gradients of some biases are nearly nothing, sums that cancel
-    with flash_on_cpu() if way.kernels == "varlen" else nullcontext():
-        before = gradients(model, tokens, within)
-        blocks = [one.last_blocks for one in model.attentions()]
-        start, names = count_compiled(), list(model.state_dict())
-        model.compiled = compile_layers("aot_eager").layer
-        after = gradients(model, tokens, within)
-        assert list(model.state_dict()) == names
+    before = gradients(model, tokens, within)
+    blocks = [one.last_blocks for one in model.attentions()]
+    start, names = count_compiled(), list(model.state_dict())
+    model.compiled = compile_layers("aot_eager").layer
+    after = gradients(model, tokens, within)
+    assert list(model.state_dict()) == names
     exactly = copy.deepcopy(model).double()
     exactly.compiled = None
     exactly.attend_by(way.exact())

@@ -107,7 +107,7 @@ def _arms(folder: Path) -> Launch:
         ("big", 5, {"NSA_DDP_BUCKET_MB": "1", "NSA_OPT_FUSED": "1", "NSA_SEL_RANGES_V2": "0"}),
         ("triton", 5, {"NSA_USE_TRITON_SEL": "1"}),
         ("flash", 5, {"NSA_SDPA_FLASH_ONLY": "1", "NSA_SDPA_AUDIT": "1"}),
-        ("noflash", 5, {"NSA_SDPA_NO_FLASH": "1", "NSA_WINDOW": "masked"}),
+        ("noflash", 5, {"NSA_SDPA_NO_FLASH": "1"}),
         ("bf16", 20, {"NSA_DDP_COMPRESS": "bf16", "NSA_DDP_FIND_UNUSED": "1"}),
         ("never", 5000, {}),
     )

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from nsa.step.engine import Engine
-from nsa.witness.shadow.optimizer import Shadow
+from nsa.witness.shadow import Shadow
 from runbook.accounts.optimizer import shadow_account
 from tests.accounts.launches import WORK, changed, ending_of, honest
 from tests.train import engines

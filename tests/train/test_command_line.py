@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import NSAError
+from nsa.inject import EVERY_RANK
 from nsa.inject.__main__ import KINDS, _parser, main
-from nsa.inject.hooks import EVERY_RANK
 from nsa.launch.plan import LaunchPlan, plan_launch
 from tests.train.launching import SMOKE, environment, schedule
 

@@ -16,7 +16,7 @@ from nsa.attention.tracing import count_ranges, is_watched
 from nsa.data.source import Batch
 from nsa.projection import _Split
 from nsa.step.engine import Engine
-from nsa.witness.shadow.optimizer import Shadow
+from nsa.witness.shadow import Shadow
 from nsa.witness.shadow.recompute import Bias, Recomputed, branch_use
 from runbook.accounts.optimizer import _bias_problems
 from tests.accounts.launches import WORK

@@ -11,7 +11,7 @@ from torch import Tensor
 from nsa.step.engine import Engine
 from nsa.train.evaluation import evaluate
 from nsa.witness.accounts import TokenMeter
-from nsa.witness.shadow.optimizer import Shadow
+from nsa.witness.shadow import Shadow
 from tests.train.engines import batch
 from tests.train.shadowed import STEPS, TOKEN, engine, last_weight
 

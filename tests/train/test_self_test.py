@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from nsa import attention as api
 from nsa.attention import sdpa
+from nsa.attention.branches import Branches
+from nsa.config import NSAConfig, Way
 from nsa.data.source import Batch
 from nsa.launch.envfile import policies
 from nsa.launch.ranks import Ranks
 from nsa.settings import ConfigError
 from nsa.step.engine import Engine, allow_tf32
 from nsa.witness.self_test import SelfTest, SelfTestError, self_test
-from tests.attention.flash_on_cpu import flash_on_cpu
 from tests.train.engines import planned
 from tests.train.launching import run, schedule
 
@@ -40,27 +44,45 @@ def engine_of(precision: str = "bf16", arms: str = "", **toggles: str) -> Engine
     return planned(*words, **given)
 
 
-def windows(engine: Engine) -> set[str]:
+def kernels_of(engine: Engine) -> set[str]:
     engine.configure(engine.plan.toggles)
     return {layer.attention.way.kernels for layer in engine.model.layers}
 
 
-def test_what_agrees_is_used(capfd: pytest.CaptureFixture[str]) -> None:
-    engine = engine_of()
-    with flash_on_cpu() as flash:
-        assert windows(engine) == {"masked"}, "never before it was tested"
-        found = self_test(engine)
-        assert windows(engine) == {"varlen"}
-        assert engine.dispatch.window(engine.plan.toggles).reason.startswith("varlen_attn of torch")
-    assert list(found.paths) == ["varlen"] and engine.dispatch.tested == ("varlen",)
-    w, seq_len = engine.model.cfg.attention.w, engine.plan.config.train.seq_len
-    assert flash.windows == [(w - 1, 0)] and flash.shapes[0][0][0] == seq_len
-    assert "[self-test] varlen: agrees, off by at most 0.00" in capfd.readouterr().err
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """Masked SDPA in the place of our kernels, which can run then: `shift` moves its window."""
+    stand_in = SimpleNamespace(shift=0, refusal="", lengths=[])
+
+    def run(_: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
+        if stand_in.refusal:
+            raise RuntimeError(stand_in.refusal)
+        stand_in.lengths.append(x.q.shape[1])
+        moved = replace(cfg, w=cfg.w + stand_in.shift)
+        return sdpa.batched_sdpa(x, moved, replace(way, kernels="masked"))
+
+    monkeypatch.setattr(api, "triton_problem", lambda *_: None)
+    monkeypatch.setattr(sdpa, "_by_kernels", run)
+    yield stand_in
 
 
+WANTED = {"USE_TRITON_SEL": "auto"}
+
+
+def test_what_agrees_is_used(ours: SimpleNamespace, capfd: pytest.CaptureFixture[str]) -> None:
+    engine = engine_of(**WANTED)
+    assert kernels_of(engine) == {"masked"}, "never before it was tested"
+    found = self_test(engine)
+    assert kernels_of(engine) == {"triton"}
+    assert list(found.paths) == ["triton"] and engine.dispatch.tested == ("triton",)
+    assert ours.lengths == [engine.plan.config.train.seq_len]
+    assert "[self-test] triton: agrees, off by at most 0.00" in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("ours")
 def test_what_another_rank_rejected_is_written_by_rank_0_as_well() -> None:
     """env.json is of rank 0: a kernel that is wrong on another GPU alone must not agree there."""
-    engine = engine_of()
+    engine = engine_of(**WANTED)
 
     class Other(Ranks):
         """Another rank raises the first flag that is asked for."""
@@ -72,28 +94,28 @@ def test_what_another_rank_rejected_is_written_by_rank_0_as_well() -> None:
             return flag or Other.asked == 1
 
     engine.ranks = Other(place=engine.plan.place, device=CPU, grouped=False)
-    with flash_on_cpu():
-        document = self_test(engine).describe()
-        assert windows(engine) == {"masked"}
-    varlen = document["paths"]["varlen"]
-    assert varlen["agrees"] is False and varlen["refused"] is None
-    assert varlen["problems"] == ["another rank found that it does not agree"]
+    document = self_test(engine).describe()
+    assert kernels_of(engine) == {"masked"}
+    told = document["paths"]["triton"]
+    assert told["agrees"] is False and told["refused"] is None
+    assert told["problems"] == ["another rank found that it does not agree"]
     assert document["paths"]["cpu_masked"]["agrees"] is True
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
-def test_what_disagrees_is_not_used(shift: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_disagrees_is_not_used(
+    shift: int, ours: SimpleNamespace, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A kernel whose window is wrong by one: masked SDPA takes its place, and all of it is said."""
-    engine = engine_of()
-    with flash_on_cpu(shift=shift):
-        found = self_test(engine)
-        assert windows(engine) == {"masked"}
-        choice = engine.dispatch.window(engine.plan.toggles)
-    assert choice.value == "masked"
-    assert choice.reason.startswith("the self-test rejected varlen: out is off by 0.")
+    engine, ours.shift = engine_of(**WANTED), shift
+    found = self_test(engine)
+    assert kernels_of(engine) == {"masked"}
+    choice = engine.dispatch.selected(engine.plan.toggles)
+    assert choice.value == "sdpa"
+    assert choice.reason.startswith("the self-test rejected triton: out is off by 0.")
     document = json.loads(json.dumps(found.describe()))
     assert document["ran"] and document["dtype"] == "bfloat16" and document["seq_len"] == 128
-    rejected = document["paths"]["varlen"]
+    rejected = document["paths"]["triton"]
     assert not rejected["agrees"] and rejected["whole"]["k_win"] > document["bound"]["whole"]
     assert rejected["seconds"] > 0 and rejected["refused"] is None
     # What takes its place was tested too: on a CPU that is its own path.
@@ -101,37 +123,15 @@ def test_what_disagrees_is_not_used(shift: int, capfd: pytest.CaptureFixture[str
         "cpu_masked"
     ]
     said = capfd.readouterr().err
-    assert "[self-test] varlen: out is off by" in said and "[self-test] cpu_masked: agrees" in said
+    assert "[self-test] triton: out is off by" in said and "[self-test] cpu_masked: agrees" in said
 
 
-def test_what_cannot_run_is_not_used() -> None:
-    """A build that has the operator, but not its backward."""
-    engine = engine_of()
-    with flash_on_cpu() as flash, pytest.MonkeyPatch.context() as patch:
-
-        def refuse(*_: object, **__: object) -> None:
-            raise RuntimeError("no kernel image is available")
-
-        patch.setattr(type(flash), "_pieces", refuse)
-        found = self_test(engine)
-        assert windows(engine) == {"masked"}
-    assert found.describe()["paths"]["varlen"]["refused"] == "no kernel image is available"
-
-
-def test_what_takes_the_place_of_ours_is_tested_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flash for the window is wanted only once Triton's kernels turn out not to run."""
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError("no kernel image is available")
-
-    monkeypatch.setattr(api, "triton_problem", lambda *_: None)
-    monkeypatch.setattr(sdpa, "_by_kernels", refuse)
-    engine = engine_of(USE_TRITON_SEL="auto")
-    with flash_on_cpu():
-        paths = self_test(engine).describe()["paths"]
-        assert windows(engine) == {"varlen"}
+def test_what_cannot_run_is_not_used(ours: SimpleNamespace) -> None:
+    """A build that has the operators, but not for this device."""
+    engine, ours.refusal = engine_of(**WANTED), "no kernel image is available"
+    paths = self_test(engine).describe()["paths"]
+    assert kernels_of(engine) == {"masked"} and paths["cpu_masked"]["agrees"]
     assert paths["triton"]["refused"] == "no kernel image is available"
-    assert paths["varlen"]["agrees"] and len(paths) == 2
     told = engine.dispatch.selected(engine.plan.toggles)
     assert told.value == "sdpa" and "rejected triton: it could not run" in told.reason
 
@@ -152,39 +152,36 @@ def test_no_other_way_is_left(toggle: str, monkeypatch: pytest.MonkeyPatch) -> N
         self_test(engine)
 
 
-def test_off_means_that_nothing_untested_runs() -> None:
-    engine = engine_of(SELF_TEST="off")
-    with flash_on_cpu() as flash:
-        found = self_test(engine)
-        assert windows(engine) == {"masked"}
-        assert (
-            engine.dispatch.window(engine.plan.toggles).reason == "no self-test (NSA_SELF_TEST=off)"
-        )
-    assert not found.describe()["ran"] and flash.windows == []
+def test_off_means_that_nothing_untested_runs(ours: SimpleNamespace) -> None:
+    engine = engine_of(SELF_TEST="off", **WANTED)
+    found = self_test(engine)
+    assert kernels_of(engine) == {"masked"}
+    told = engine.dispatch.selected(engine.plan.toggles).reason
+    assert told == "no self-test (NSA_SELF_TEST=off)"
+    assert not found.describe()["ran"] and ours.lengths == []
 
 
-@pytest.mark.parametrize(
-    ("toggles", "why"),
-    [
-        ({"WINDOW": "varlen", "SELF_TEST": "off"}, "nothing runs untested"),
-        ({"WINDOW": "varlen", "SDPA_NO_FLASH": "1"}, "flash kernels are switched off"),
-        ({"WINDOW": "varlen", "PREFILL_BATCHED": "0"}, "nothing runs untested"),
-    ],
-)
-def test_asked_for_by_name_but_impossible(toggles: dict[str, str], why: str) -> None:
-    with flash_on_cpu(), pytest.raises(ConfigError, match=why):
-        self_test(engine_of(**toggles))
+@pytest.mark.usefixtures("ours")
+@pytest.mark.parametrize("toggle", ["SELF_TEST=off", "PREFILL_BATCHED=0"])
+def test_asked_for_by_name_but_untested(toggle: str) -> None:
+    name, value = toggle.split("=")
+    arms = schedule(("named", 1, {"NSA_USE_TRITON_SEL": "1"}), warmup_steps=0)
+    with pytest.raises(ConfigError, match="NSA_USE_TRITON_SEL=1: nothing runs untested"):
+        self_test(engine_of(arms=arms, **{name: value}))
 
 
+@pytest.mark.usefixtures("ours")
 def test_an_arm_gets_the_way_that_was_tested() -> None:
     """All ways that the blocks of a schedule want are tested, and each block gets its own."""
-    settings = ({"NSA_WINDOW": "masked"}, {"NSA_WINDOW": "auto"}, {"NSA_SDPA_NO_FLASH": "1"})
+    settings = [
+        {"NSA_USE_TRITON_SEL": asked, "NSA_SDPA_NO_FLASH": no_flash}
+        for asked, no_flash in (("0", "0"), ("auto", "0"), ("auto", "1"))
+    ]
     arms = [(f"arm {number}", 1, toggles) for number, toggles in enumerate(settings)]
     engine = engine_of(arms=schedule(*arms, warmup_steps=0))
-    with flash_on_cpu():
-        assert list(self_test(engine).paths) == ["varlen", "cpu_masked"]
-        values = [engine.dispatch.window(block.toggles).value for block in engine.plan.blocks]
-    assert values == ["masked", "varlen", "masked"]
+    assert list(self_test(engine).paths) == ["triton", "cpu_masked"]
+    values = [engine.dispatch.kernels(block.toggles) for block in engine.plan.blocks]
+    assert values == ["masked", "triton", "masked"]
 
 
 def _first_loss(tested: bool) -> tuple[float, torch.Tensor]:
@@ -209,11 +206,11 @@ def test_it_leaves_no_trace() -> None:
 def test_a_launch_writes_it_down(tmp_path: Path) -> None:
     """Through the front door: two ranks, log and env.json."""
     args = ["--dataset", "synthetic", "--ddp", "1", "--steps", "1"]
-    launch = run(tmp_path, args, ranks=2, toggles={**ON, "NSA_WINDOW": "auto"})
+    launch = run(tmp_path, args, ranks=2, toggles={**ON, "NSA_USE_TRITON_SEL": "auto"})
     attention = launch.env()["attention"]
     assert attention["window"]["value"] == "masked"
     assert attention["selected"]["value"] == "sdpa"
-    assert "no flash attention for device cpu" in attention["window"]["reason"]
+    assert "Triton needs a CUDA device" in attention["window"]["reason"]
     tested = attention["self_test"]
     assert tested["ran"] and tested["paths"]["cpu_masked"]["agrees"]
     assert set(tested["paths"]["cpu_masked"]["whole"]) >= {"out", "q", "k_win", "gates"}
@@ -224,7 +221,7 @@ def test_a_launch_writes_it_down(tmp_path: Path) -> None:
     assert policies["sdpa_kernels"] == dict.fromkeys(("flash", "efficient", "cudnn", "math"), True)
     effects = launch.effects()
     assert effects["NSA_SELF_TEST"]["took_effect"] is True
-    assert effects["NSA_WINDOW"]["evidence"]["ran"] == "masked"
+    assert effects["NSA_USE_TRITON_SEL"]["evidence"]["ran"] == "sdpa"
 
 
 def test_tf32_is_allowed_in_products_and_in_cudnn(

@@ -12,7 +12,7 @@ from torch import Tensor
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
 from nsa.witness.accounts import updates
-from nsa.witness.shadow.optimizer import Shadow
+from nsa.witness.shadow import Shadow
 from tests.train.engines import batch
 from tests.train.shadowed import STEPS, TOKEN, engine, last_weight, problems, trained
 

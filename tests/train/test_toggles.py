@@ -87,7 +87,6 @@ def test_yes_and_no_have_their_usual_spellings(text: str, value: bool) -> None:
         ("CUDA_GRAPHS=1 SEL_RANGES_V2=0", "NSA_CUDA_GRAPHS=1 .*exclude each other"),
         ("CUDA_GRAPHS=1 DDP_SAFE_MODE=1", "NSA_CUDA_GRAPHS=1 .*exclude each other"),
         ("COMPILE=layer DDP_SAFE_MODE=1", "exclude each other"),
-        ("USE_TRITON_SEL=1 WINDOW=varlen", "NSA_USE_TRITON_SEL=1 .*NSA_WINDOW=varlen .*exclude"),
     ],
 )
 def test_contradictions_are_errors(words: str, said: str) -> None:

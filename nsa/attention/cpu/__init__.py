@@ -9,7 +9,6 @@ the backward pass from the saved log-sum-exp instead of being stored, but of sho
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -27,7 +26,6 @@ from nsa.attention.cpu.passes import (
     attend_pieces,
     pair_stretches,
 )
-from nsa.attention.opaque import config_of, differentiate, operator
 from nsa.attention.selection import accumulate_dtype, block_map, build_ranges, compress
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig, Ranges
@@ -47,19 +45,15 @@ def _chosen(blocks: Tensor, cut: Schedule, version: Ranges) -> list[Chosen]:
     return [(cut.sel, pair_stretches(one, cut)) for one in chosen]
 
 
-def _laid(x: Sequence[Tensor], cut: Schedule) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Of `_BatchedCPU.forward`'s tensors the queries as rows, keys times the scale, and values."""
-    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, _ = x
-    keys = [(k * cut.scale).contiguous() for k in (k_cmp, k_sel, k_win)]
-    return q.contiguous().flatten(2, 3), keys, [v.contiguous() for v in (v_cmp, v_sel, v_win)]
-
-
 def _forward(
     x: Sequence[Tensor], cut: Schedule, version: Ranges
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Rows], list[Chosen]]:
-    """Output [B,S,G,h,Dv], blocks [B,S,G,n_sel], what `_laid` gives as one list, the branches'
-    results, and what `_chosen` gives."""
-    q, keys, values = _laid(x, cut)
+    """Output [B,S,G,h,Dv], blocks [B,S,G,n_sel], what is kept of x (queries as rows, keys times
+    the scale, values), the branches' results, and what `_chosen` gives."""
+    q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, _ = x
+    keys = [(k * cut.scale).contiguous() for k in (k_cmp, k_sel, k_win)]
+    values = [v.contiguous() for v in (v_cmp, v_sel, v_win)]
+    q = q.contiguous().flatten(2, 3)
     cfg, space = cut.cfg, workspace(q.dtype)
     heads, batch = cfg.heads_per_group, range(q.shape[0])
     blind = min(cfg.l - 1, cut.seq_len) * heads
@@ -139,10 +133,12 @@ class _BatchedCPU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, cfg: NSAConfig, version: Ranges, *x: Tensor) -> tuple[Tensor, Tensor]:
         """Output [B,S,G,h,Dv] and blocks [B,S,G,n_sel] of `Grouped` tensors, compressed ones."""
-        ctx.cut = _cut(cfg, x)
+        q, k_cmp = x[:2]
+        ctx.cut = schedule(cfg, q.shape[2], k_cmp.shape[2], q.dtype)
         mixed, blocks, laid, results, ctx.chosen = _forward(x, ctx.cut, version)
         ctx.kept = [rows.kept for rows in results]
-        ctx.save_for_backward(x[-1], *laid, *_numbers(results))
+        numbers = (*(rows.out for rows in results), *(rows.lse for rows in results))
+        ctx.save_for_backward(x[-1], *laid, *numbers)
         ctx.mark_non_differentiable(blocks)
         return mixed, blocks
 
@@ -151,75 +147,9 @@ class _BatchedCPU(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, the six keys and values, and the gates."""
         gates, *saved = ctx.saved_tensors
-        rows = [replace(r, kept=p) for r, p in zip(_rows(saved[7:]), ctx.kept, strict=True)]
+        of_rows = zip(saved[7:10], saved[10:], ctx.kept, strict=True)
+        rows = [Rows(out=out, lse=lse, kept=kept) for out, lse, kept in of_rows]
         return None, None, *_backward(grad_out, gates, saved[:7], rows, ctx.chosen, ctx.cut)
-
-
-def _cut(cfg: NSAConfig, x: Sequence[Tensor]) -> Schedule:
-    q, k_cmp = x[:2]
-    return schedule(cfg, q.shape[2], k_cmp.shape[2], q.dtype)
-
-
-def _numbers(results: list[Rows]) -> list[Tensor]:
-    """The outputs of all branches, and their log-sum-exps."""
-    return [r.out for r in results] + [r.lse for r in results]
-
-
-def _rows(numbers: Sequence[Tensor]) -> list[Rows]:
-    return [Rows(out=o, lse=e) for o, e in zip(numbers[:3], numbers[3:], strict=True)]
-
-
-# -- for a compiler, which does not look into pieces that numbers decide ---------------------------
-
-
-Eight = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def _fake(*given: Any) -> tuple[Tensor, ...]:
-    q, v, gates = given[0], given[2], given[7]
-    batch, groups, seq_len, heads, _ = q.shape
-    mixed = gates.new_empty(batch, seq_len, groups, heads, v.shape[-1])
-    blocks = q.new_empty(batch, seq_len, groups, given[11], dtype=torch.int64)
-    shape = batch, groups, seq_len * heads
-    outs = [q.new_empty(*shape, v.shape[-1]) for _ in range(3)]
-    return mixed, blocks, *outs, *(q.new_empty(*shape, 1) for _ in range(3))
-
-
-def _of_numbers(x: Sequence[Tensor], l: int, d: int, l_sel: int, n_sel: int, w: int) -> Schedule:  # noqa: E741
-    cfg = config_of(x[0].transpose(1, 2), x[2], l=l, d=d, l_sel=l_sel, n_sel=n_sel, w=w)
-    return _cut(cfg, x)
-
-
-@operator(_fake)
-def by_pieces(
-    q: Tensor, k_cmp: Tensor, v_cmp: Tensor, k_sel: Tensor, v_sel: Tensor, k_win: Tensor,
-    v_win: Tensor, gates: Tensor, l: int, d: int, l_sel: int, n_sel: int, w: int, version: str,  # noqa: E741
-) -> Eight:  # fmt: skip
-    """`_BatchedCPU`: output, blocks, and the outputs and log-sum-exps of the branches."""
-    x = q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates
-    cut = _of_numbers(x, l, d, l_sel, n_sel, w)
-    mixed, blocks, _, results, _ = _forward(x, cut, "v1" if version == "v1" else "v2")
-    one, two, three, *rest = _numbers(results)
-    return mixed, blocks.contiguous(), one, two, three, rest[0], rest[1], rest[2]
-
-
-@operator(lambda _, x, *__: [one.new_empty(one.shape) for one in x])
-def by_pieces_backward(
-    grad: Tensor, x: list[Tensor], results: list[Tensor], l: int, d: int, l_sel: int, n_sel: int,  # noqa: E741
-    w: int,
-) -> list[Tensor]:  # fmt: skip
-    """Gradients of the eight tensors x from that of the output; results: all of the forward's."""
-    cut = _of_numbers(x, l, d, l_sel, n_sel, w)
-    q, keys, values = _laid(x, cut)
-    chosen = _chosen(results[1], cut, "v2")
-    return list(_backward(grad, x[-1], [q, *keys, *values], _rows(results[2:]), chosen, cut))
-
-
-def _gradients(grad: Tensor, *given: Any) -> tuple[Tensor, ...]:
-    return tuple(by_pieces_backward(grad, list(given[:8]), list(given[8:16]), *given[16:21]))
-
-
-differentiate(by_pieces, _gradients, results=8)
 
 
 def batched_cpu(x: Grouped, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Tensor]:
@@ -233,11 +163,8 @@ def batched_cpu(x: Grouped, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Te
         compress(t.transpose(1, 2), cfg).transpose(1, 2) for t in (wide.k_cmp, wide.v_cmp)
     )
     given = (wide.q, k_cmp, v_cmp, wide.k_sel, wide.v_sel, wide.k_win, wide.v_win, wide.gates)
-    if torch.compiler.is_compiling():
-        out, blocks, *_ = by_pieces(*given, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel, cfg.w, version)
-    else:
-        out, blocks = cast(
-            "tuple[Tensor, Tensor]",
-            _BatchedCPU.apply(cfg, version, *given),  # type: ignore[no-untyped-call]
-        )
+    out, blocks = cast(
+        "tuple[Tensor, Tensor]",
+        _BatchedCPU.apply(cfg, version, *given),  # type: ignore[no-untyped-call]
+    )
     return out.flatten(2, 3).to(x.q.dtype), blocks

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa.attention.opaque import config_of, differentiate, operator
+from nsa.attention.tracing import config_of, differentiate, operator
 from nsa.attention.triton.tiles import TERMS, room_for_bits
 
 # What they are to profilers and dispatch modes.
@@ -44,7 +44,7 @@ def window_and_terms(
     k_cmp, v_cmp: [B,S,G,D] of phi "avg", which are pooled, [B,N,G,D] of "mlp". What becomes of
     them, keys [B,N,G,terms,Dk] and values [B,N,G,Dv], is as `compressed` takes them.
     """
-    from nsa.attention.triton.core import launch
+    from nsa.attention.triton import core as launch
 
     cfg = config_of(q, v_win, w=w, l=l, d=d, phi=phi)
     return launch.window_and_terms(q, k_win, v_win, k_cmp, v_cmp, cfg)
@@ -60,7 +60,7 @@ def compressed(
     q: Tensor, terms: Tensor, values: Tensor, l: int, d: int  # noqa: E741
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Output float32 [B,S,G,h,Dv] and log-sum-exps [B*G, S*h], for `core` and for `top_blocks`."""
-    from nsa.attention.triton.compressed import launch
+    from nsa.attention.triton import compressed as launch
 
     return launch.attend(q, terms, values, config_of(q, values, l=l, d=d))
 
@@ -79,7 +79,7 @@ def top_blocks(
 
     And the merged token ranges of these blocks, as `block_bits` has them.
     """
-    from nsa.attention.triton.compressed import launch
+    from nsa.attention.triton import compressed as launch
 
     return launch.top_blocks(q, terms, lse, config_of(q, q, l=l, d=d, l_sel=l_sel, n_sel=n_sel))
 
@@ -104,7 +104,7 @@ def core(
     bits to win_lse: what the operators before it gave of these tensors. Its gradients are those of
     all branches together, so that these are not differentiated by themselves.
     """
-    from nsa.attention.triton.selected import launch
+    from nsa.attention.triton import selected as launch
 
     cfg = config_of(q, v_sel, l_sel=l_sel, n_sel=n_sel)
     return launch.forward_mixed(q, k_sel, v_sel, bits, cmp, win, gates, cfg)
@@ -118,7 +118,7 @@ def core_backward(
     w: int, l: int, d: int, l_sel: int, n_sel: int, phi: str,  # noqa: E741
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, of keys and values of each branch, and of the gates."""
-    from nsa.attention.triton.core import launch
+    from nsa.attention.triton import core as launch
 
     cfg = config_of(q, v_sel, w=w, l=l, d=d, l_sel=l_sel, n_sel=n_sel, phi=phi)
     given = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates)

@@ -1,11 +1,10 @@
 """How the work of the selected branch's kernels is cut. No torch, no triton.
 
-Queries of the selected branch come to their blocks in one of two forms. In a walk a tile of `rows`
-rows holds rows / heads neighboring tokens of a kv group, and reads the union of their blocks. Wide
-tiles use a block that was loaded for more rows, narrow ones read fewer blocks in vain:
-`expected_cost` weighs the two, and `choose_rows` takes the cheapest. By block nothing is read in
-vain, but what every block gives a row is stored and read again: `cost_by_block`. `choose_cut` takes
-the cheaper form, which is the walk for short sequences.
+Queries of the selected branch come to their blocks in one of two forms. In a walk a tile of rows,
+neighboring tokens of a kv group, reads every block before its last token: those that a token did
+not choose are read in vain. By block nothing is read in vain, but what every block gives a row is
+stored and read again. `choose_cut` takes the cheaper form, by `cost_of_walk` and `cost_by_block`:
+the walk for short sequences.
 """
 
 from __future__ import annotations
@@ -13,18 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nsa.attention.triton.tiles import Tile, padded
-from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
+from nsa.config import NSAConfig
 
-_ROWS = (128, 64, 32, 16)
 # With so many rows, a block is multiplied for as long as it takes to load it from the second-level
 # cache: about 50 on an A100, 110 on an H200, by what is published of them. Assumed, not measured.
-_BALANCED = 96
+_BALANCED = 80
 # FLOP of tensor cores while memory moves a byte: 153 on an A100, 206 on an H200, by data sheets.
 _FLOP_OF_A_BYTE = 180
-# Positions at which a walk's cost is taken, and what runs of them are whole multiples of.
-_SAMPLES, _RUN = 16, 64
-# Where tiles read at least this share of what is visible, walking over all of it costs no more.
-_EVERY_FROM = 0.75
+# What runs of positions are whole multiples of.
+_RUN = 64
 # Readers of a block that one program takes: of a run, where a program that has more is what all
 # others wait for, and at least of the whole sequence, whose partial sums are stored.
 _PIECE_OF_RUN, _PIECES_FROM = 128, 256
@@ -57,7 +53,7 @@ class ByBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How one call is cut. every: tiles of queries walk over all visible blocks.
+    """How one call is cut.
 
     piece: readers of a block that one program adds up to the gradients of its keys, of all readers
     of n_blocks blocks. by_block: None where queries walk.
@@ -66,7 +62,6 @@ class Cut:
     forward: Tile
     query_gradient: Tile
     key_gradient: Tile
-    every: bool
     piece: int
     n_blocks: int
     readers: int
@@ -83,38 +78,13 @@ class Cut:
         return most_pieces(self.n_blocks, self.readers, self.piece)
 
 
-def expected_union(cfg: NSAConfig, seq_len: int, tokens: float) -> float:
-    """Blocks that `tokens` neighboring tokens read together, at the end of a sequence.
-
-    All share the forced blocks; the others are taken as if each token drew its own at random, which
-    is the worst case: real neighbors agree on many.
-    """
-    n_blocks = cfg.n_blocks(seq_len)
-    forced = min(n_blocks, FORCED_INITIAL_BLOCKS + FORCED_LOCAL_BLOCKS)
-    free = n_blocks - forced
-    if free <= cfg.n_sel - forced:
-        return float(n_blocks)
-    missed: float = (1 - (cfg.n_sel - forced) / free) ** tokens
-    return forced + free * (1 - missed)
-
-
-def expected_cost(cfg: NSAConfig, seq_len: int, rows: int) -> float:
-    """Time for each row by tiles of `rows` rows, in blocks that it is multiplied by."""
-    tokens = max(1.0, rows / cfg.heads_per_group)
-    return expected_union(cfg, seq_len, tokens) * max(1.0, _BALANCED / rows)
-
-
-def choose_rows(cfg: NSAConfig, seq_len: int) -> tuple[int, bool]:
-    """Rows of a tile of queries, and whether it walks over every visible block."""
-    rows = min(_ROWS, key=lambda rows: expected_cost(cfg, seq_len, rows))
-    union = expected_union(cfg, seq_len, max(1.0, rows / cfg.heads_per_group))
-    return rows, union >= _EVERY_FROM * cfg.n_blocks(seq_len)
-
-
 def cost_of_walk(cfg: NSAConfig, seq_len: int, rows: int) -> float:
-    """`expected_cost`, averaged over the positions of a sequence."""
-    ends = (seq_len * (2 * n + 1) // (2 * _SAMPLES) + 1 for n in range(_SAMPLES))
-    return sum(expected_cost(cfg, end, rows) for end in ends) / _SAMPLES
+    """Time for each row by tiles of `rows` rows, in blocks that it is multiplied by.
+
+    A mean over the positions of a sequence, each of which comes with all blocks before it.
+    """
+    visible = (seq_len / cfg.l_sel + 1) / 2
+    return visible * max(1.0, _BALANCED / rows)
 
 
 def cost_by_block(cfg: NSAConfig, seq_len: int) -> float:
@@ -183,28 +153,17 @@ def most_pieces(n_blocks: int, readers: int, piece: int) -> int:
 
 def choose_cut(cfg: NSAConfig, seq_len: int, pairs: int) -> Cut:
     """How a call of `pairs` = batch x kv groups is cut."""
-    rows, every = choose_rows(cfg, seq_len)
     wide = max(padded(cfg.d_k), padded(cfg.d_v)) > 64
-    narrower = min(rows, 64)
     # Found with the assembler (benchmarks/triton_aot): with more rows, registers spill.
-    rows = narrower if wide else rows
-    # By all branches in one launch, 64 rows of 4 warps spill a few bytes on an A100.
-    of_queries = rows if every else narrower
+    rows = 64 if wide else 128
     walks = cost_of_walk(cfg, seq_len, rows) <= cost_by_block(cfg, seq_len)
     return Cut(
         # Fastest on an H200; with 128 rows one program fits its multiprocessors, here three do.
-        forward=Tile(rows=narrower, warps=_warps(narrower, wide=wide), stages=2),
-        query_gradient=Tile(rows=of_queries, warps=_warps(of_queries, wide=wide), stages=2),
+        forward=Tile(rows=64, warps=8 if wide else 4, stages=2),
+        query_gradient=Tile(rows=rows, warps=8, stages=2),
         key_gradient=Tile(rows=32, warps=8, stages=2),
-        every=every,
         piece=_piece(cfg, seq_len, pairs),
         n_blocks=cfg.n_blocks(seq_len),
         readers=_readers(cfg, seq_len),
         by_block=None if walks else cut_by_block(cfg, seq_len, pairs),
     )
-
-
-def _warps(rows: int, *, wide: bool) -> int:
-    if rows >= 64:
-        return 8 if rows == 128 or wide else 4
-    return 4 if rows == 32 else 2

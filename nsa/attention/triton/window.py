@@ -6,7 +6,7 @@ kv group needs no list of who sees them: it walks over the rows of the tokens fr
 w - 1 after the last. In between every row sees every key: only the tiles at the two ends of a walk
 are masked, and they come last. Short sequences have fewer keys than a device wants programs: there
 each of several programs (axis 2 of the grid) takes one piece of a walk over rows, and what they
-wrote is added up (`core.sums`). Every number has one program that writes it, and no order depends
+wrote is added up (`sums_kernel`). Every number has one program that writes it, and no order depends
 on chance: equal inputs give equal bits.
 
 log-sum-exp is kept to the base 2. A row always sees its own token.

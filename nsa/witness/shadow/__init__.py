@@ -1,1 +1,239 @@
-"""A second optimizer and a second gradient beside the real ones, in drawn steps."""
+"""A second optimizer beside the real one: what it looks at, and when.
+
+At a few pairs of steps that the run's token draws, a sample of every piece of the parameters is
+noted (`sample`): gradient as reduced and before it is clipped, weight and both moments before and
+after the update. In some of these steps loss and gradient are computed a second time (`recompute`).
+In between all has to rest (`Rest`). Nothing waits for the device before the run has ended: then
+what was noted is held against the equations (`report`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nsa.contract.digests import recomputed_steps, watched_steps
+from nsa.data.source import Batch
+from nsa.step.engine import Engine
+from nsa.witness.accounts import plain_floats
+from nsa.witness.shadow import recompute, report
+from nsa.witness.shadow.sample import SAMPLED, Begun, Sample, Seen
+
+
+class Shadow:
+    """Watches the optimizer in the drawn steps of a launch that goes from `first` to `last`."""
+
+    def __init__(self, engine: Engine, *, token: str, first: int, last: int) -> None:
+        self._engine, self._seed = engine, _seed(token)
+        self._watched = frozenset(watched_steps(token, first, last))
+        profiled = engine.plan.flags.profile_steps > 0
+        self.recomputed = frozenset(recomputed_steps(token, first, last, profiled=profiled))
+        self._sample = Sample(engine, self._seed)
+        self._rest = Rest(engine, self._sample, self._seed)
+        # By the step.
+        self._again: dict[int, recompute.Recomputed] = {}
+        self._off: dict[int, dict[str, float]] = {}
+        self._begun: dict[int, Begun] = {}
+        self._seen: dict[int, Seen] = {}
+        self._rate = 0.0
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """Around what has to leave weights, moments, gradients and mode: see `Rest.unchanged`."""
+        return self._rest.unchanged()
+
+    def evaluating(self) -> None:
+        """A held-out batch is in the model, which has to hold what the last update left."""
+        self._rest.evaluating()
+
+    def recompute(self, step: int, batches: Sequence[Batch], *, from_host: int = 0) -> None:
+        """What the step that is about to begin has to make of these micro-batches. A collective.
+
+        from_host: so many passes the modules will run themselves, whatever is recorded or compiled.
+        """
+        self._again[step] = recompute.recompute(
+            self._engine,
+            batches,
+            self._sample.parameters,
+            sample=self._sample.gradient,
+            seed=self._seed + step,
+            from_host=from_host,
+            together=SAMPLED if step == min(self.recomputed) else None,
+        )
+        # The proof held the first batch.
+        if step > min(self.recomputed):
+            seed, begins = self._seed + step + self._engine.ranks.rank, step - 1
+            # Of trained weights values have no bound in half types.
+            values = self._engine.plan.config.runtime.precision == "fp32"
+            slope = values and (begins not in self.recomputed or begins == min(self.recomputed))
+            self._off[step] = recompute.step_off(
+                self._engine, batches[0], seed, values=values, slope=slope
+            )
+
+    def watch(self, step: int) -> None:
+        """A step begins. Right before its update look at what that begins with, and note the
+        gradient before it is clipped, if the step is a drawn one.
+        """
+        drawn = step in self._watched
+        self._rest.begins(drawn=drawn)
+
+        def before_clipping() -> None:
+            self._rest.before_update()
+            if drawn:
+                self._begun[step] = self._sample.begun()
+
+        self._engine.before_clipping = before_clipping
+
+    def updated(self, step: int, norm: Tensor) -> None:
+        """The step's update is over; `norm`: of its gradients, as the trainer tells it."""
+        every = self._engine.plan.config.train.eval_every
+        self._rest.updated(evaluates=bool(every) and step % every == 0)
+        # Numbers of the host: those of every step.
+        rates = [float(group["lr"]) for group in self._engine.optimizer.param_groups]
+        due = self._engine.rate(step)
+        self._rate = report.worst([self._rate, *(abs(own - due) / (due or 1.0) for own in rates)])
+        if step in self._begun:
+            self._seen[step] = self._sample.seen(self._begun.pop(step), norm)
+
+    def report(self) -> dict[str, Any]:
+        """The steps watched, and the largest gap of each kind. Synchronizes.
+
+        `weight`, `first_moment`, `second_moment`: from AdamW's equation, in roundoffs of float32;
+        `norm` and `rate`: from the true norm and, of all steps, from the schedule, as shares;
+        `jumps`: weights and moments of parameters that were not before a step what they were after
+        the one before, that changed where all has to rest, or that an evaluation had otherwise than
+        the last update left them, and counts that did not go up by one; `left`: elements that had a
+        gradient before the step's first backward pass.
+        """
+        gaps, jumps = report.Updates(self._engine, self._sample).gaps(self._seen)
+        told = plain_floats({**gaps, "rate": self._rate})
+        rest = {"jumps": jumps + self._rest.jumps(), "left": self._rest.left()}
+        return {"steps": list(self._seen), **told, **rest}
+
+    def parted(self) -> str:
+        """Which parameters differ between the ranks, and since when, in words. A collective."""
+        return report.parted(self._engine, self._sample, self._seen)
+
+    def report_recomputed(self) -> dict[str, Any]:
+        """What `report.gradients` says of the steps that were computed twice. Synchronizes."""
+        return report.gradients(self._engine, self._sample, self._again, self._seen, self._off)
+
+
+def _seed(token: str) -> int:
+    return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=7).digest(), "little")
+
+
+# Elements of a tensor that are looked at in every step.
+_WINDOW = 1 << 16
+
+
+class Rest:
+    """Looks whether what has to rest did; `seed` draws where a look at every step goes."""
+
+    def __init__(self, engine: Engine, sample: Sample, seed: int) -> None:
+        self._engine, self._sample = engine, sample
+        self._windows = [
+            _window(p.numel(), seed + number) for number, p in enumerate(sample.parameters)
+        ]
+        self._places: list[int] = []
+        self._looked_at: list[Tensor] = []
+        self._moved: list[Tensor] = []
+        self._left: list[Tensor] = []
+        # As the last update before an evaluation left them, or the checkpoint that is gone on from.
+        self._updated = sample.bits(sample.parameters)
+        # As the last update left weights and moments, and how many of these changed since.
+        self._norms: Tensor | None = None
+        self._changed = torch.zeros((), dtype=torch.int64, device=engine.device)
+        # As an evaluation or the like left all, until the next step begins.
+        self._resting: Tensor | None = None
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around what has to leave all of this as it is: an evaluation, a save, other toggles.
+
+        Weights and moments, gradients, which would be added to those of the next step, and the
+        model's mode: in that of an evaluation nothing is replayed or recomputed. The next step has
+        to begin with the same.
+        """
+        self._look_at_all()
+        self._resting = self._all()
+        yield
+        self._look_at_all()
+        self._resting = self._all()
+
+    def evaluating(self) -> None:
+        """A held-out batch is in the model, which has to hold what the last update left."""
+        now = self._sample.bits(self._sample.parameters)
+        self._moved.append((now != self._updated).sum())
+
+    def begins(self, *, drawn: bool) -> None:
+        """A step begins; in a drawn one no gradient may be there: its own would be added to it."""
+        self._look_at_all()
+        if drawn:
+            grads = [p.grad for p in self._sample.parameters]
+            self._left.append((self._sample.elements(grads) != 0).sum())
+
+    def before_update(self) -> None:
+        """Are weights and moments as the last update left them, right before the next one?"""
+        if self._norms is not None:
+            norms = self._window_norms()
+            # What has lost its moments, or got some, has others.
+            same = norms.shape == self._norms.shape
+            self._changed = self._changed + ((norms != self._norms).sum() if same else 1)
+            self._norms = None
+
+    def updated(self, *, evaluates: bool) -> None:
+        """An update is over; `evaluates`: an evaluation comes next."""
+        if evaluates:
+            self._updated = self._sample.bits(self._sample.parameters)
+        self._norms = self._window_norms()
+
+    def jumps(self) -> int:
+        """Weights, moments and the like that changed where they had to rest. Synchronizes."""
+        return int(self._changed) + sum(int(moved) for moved in self._moved)
+
+    def left(self) -> int:
+        """Elements that had a gradient before a step's first backward pass. Synchronizes."""
+        return sum(int(found) for found in self._left)
+
+    def _look_at_all(self) -> None:
+        """Is all as it was left, if it had to rest until now?"""
+        if self._resting is not None:
+            self._moved.append((self._all() != self._resting).sum())
+        self._resting = None
+
+    def _all(self) -> Tensor:
+        sample = self._sample
+        gradients = sample.bits([p.grad for p in sample.parameters])
+        mode = gradients.new_tensor([self._engine.model.training])
+        return torch.cat((sample.all_bits().flatten(), gradients, mode))
+
+    def _window_norms(self) -> Tensor:
+        """Of the weights [P], then of a window of weights and moments each [up to 3 P].
+
+        In one call, of windows that a cache holds: a look at every step has to be cheap. What
+        changes places in a tensor leaves its norm as it is, and that of a window not.
+        """
+        there = [one for tensors in self._sample.weights_and_moments() for one in tensors]
+        places = [0 if tensor is None else tensor.data_ptr() for tensor in there]
+        # Cutting tensors takes longer than the look itself, and they stay where they are.
+        if places != self._places:
+            self._places = places
+            self._looked_at = [p.detach() for p in self._sample.parameters] + [
+                tensor.view(-1)[window]
+                for tensor, window in zip(there, 3 * self._windows, strict=True)
+                if tensor is not None
+            ]
+        return torch.stack(torch._foreach_norm(self._looked_at))
+
+
+def _window(numel: int, seed: int) -> slice:
+    """About half of so many elements, at most `_WINDOW`, at a place that the seed draws."""
+    size = min(_WINDOW, max(1, numel // 2))
+    begin = random.Random(seed).randint(0, numel - size)  # noqa: S311 - a place, not a secret
+    return slice(begin, begin + size)

@@ -1,7 +1,7 @@
 """What the drawn steps come to once a launch is over: how far each was from what it had to be.
 
-From the gradient, the config and its learning-rate schedule follows what an update had to give
-(`adamw`), from the micro-batches what the gradient had to be (`recompute`).
+From the gradient, the config and its learning-rate schedule follows what an update had to give,
+from the micro-batches what the gradient had to be (`recompute`).
 """
 
 from __future__ import annotations
@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nsa.step.engine import Engine
 from nsa.witness.accounts import or_null, plain_floats
-from nsa.witness.shadow.adamw import moved, updated
 from nsa.witness.shadow.recompute import Bias, Recomputed, gap
-from nsa.witness.shadow.sample import SAMPLED, Begun, Sample, Seen
+from nsa.witness.shadow.sample import BETAS, EPS, SAMPLED, Begun, Sample, Seen, at_least_one
 
+# The update itself takes some ten roundings more than adding it to the weight does.
+_UPDATE_ROUNDINGS = 16
+# Squares of what is smaller than this underflow in float32, and are far below epsilon.
+_FLOOR = 1e-30
 # torch takes a norm that it clips for so much larger.
 _CLIP_EPS = 1e-6
 _ROUNDOFF = 2.0**-24
@@ -166,3 +170,33 @@ def parted(engine: Engine, sample: Sample, steps: Mapping[int, Seen]) -> str:
                 count = f"{len(apart)} of {len(found)} parameters"
                 return f"seen first in step {step}: the {what} of {count}, first {apart[0]}"
     return "since the last update"
+
+
+def updated(
+    before: Tensor, gradient: Tensor, *, rate: float, decay: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weight and moments [3, N] after an update, and the sizes that its roundings are shares of."""
+    weight, first, second = before
+    beta1, beta2 = BETAS
+    first_new = beta1 * first + (1 - beta1) * gradient
+    second_new = beta2 * second + (1 - beta2) * gradient.square()
+    root = (second_new / (1 - beta2**count)).sqrt() + EPS
+    way = rate / (1 - beta1**count)
+    weight_new = weight * (1 - rate * decay) - way * first_new / root
+    sizes = beta1 * first.abs() + (1 - beta1) * gradient.abs()
+    explained = [weight.abs() + _UPDATE_ROUNDINGS * way * sizes / root, sizes, second_new]
+    return torch.stack([weight_new, first_new, second_new]), torch.stack(explained) + _FLOOR
+
+
+def moved(
+    before: Tensor, way: Tensor, sizes: Tensor, *, rate: Tensor, decay: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sums [P, n] of all weights after an update, and the sizes that roundings are shares of.
+
+    before, way: sums of weights and of `way_of`. sizes [P, 2]: the root mean squares of `way_of`
+    and of the weights. rate, decay, count: of each parameter [P].
+    """
+    share = rate / (1 - BETAS[0] ** at_least_one(count))
+    wanted = before * (1 - rate * decay)[:, None] - way * share[:, None]
+    explained = sizes[:, 1] + _UPDATE_ROUNDINGS * share * sizes[:, 0] + _FLOOR
+    return wanted, explained[:, None]

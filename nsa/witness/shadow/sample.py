@@ -1,20 +1,29 @@
 """What is noted of a model and its optimizer: drawn elements, sums and bits, always in one order.
 
-Nothing here waits for the device.
+Nothing here waits for the device. Drawn elements miss a row that none of them lies in. In sums with
+random signs each element counts, and they are linear: the sums of a mean over ranks are the mean of
+the ranks' sums. One whose elements are independent comes out about as large as an element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from nsa.attention.selection import full_float32
 from nsa.step.engine import Engine
 from nsa.witness.accounts import pieces
-from nsa.witness.shadow.adamw import Sums, bits, way_of, whole_rms
 
+# What the optimizer has to be, beside what the config says: written down again, not read from it.
+BETAS, EPS = (0.9, 0.95), 1e-8
+# Whole numbers of so many bytes.
+_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Elements that are widened to float64 at a time.
+_AT_ONCE = 1 << 20
 # Of each piece so many elements, at places that the run's token draws; so many sums of each
 # parameter, too.
 SAMPLED = 16
@@ -169,3 +178,84 @@ def _places(engine: Engine, seed: int) -> tuple[list[nn.Parameter], list[Tensor]
         drawn = torch.randint(0, numel, (SAMPLED,), generator=generator)
         found.setdefault(piece.parameter, []).append(drawn + (piece.rows.start or 0) * width)
     return list(found), [torch.cat(places).to(engine.device) for places in found.values()]
+
+
+class Sums:
+    """`count` sums of each parameter's gradient; an element's sign is its row's times its column's.
+
+    The signs are drawn by `seed`. A vector has one column.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], *, count: int, seed: int) -> None:
+        self._count = count
+        generator = torch.Generator().manual_seed(seed)
+
+        def drawn(size: int, like: Tensor) -> Tensor:
+            signs = torch.randint(2, (count, size), generator=generator) * 2 - 1
+            return signs.to(device=like.device, dtype=like.dtype)
+
+        self._signs = [(drawn(len(p), p), drawn(p[0].numel(), p)) for p in parameters]
+
+    def of(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """The sums [P * count] of a gradient for each parameter; 0 where there is none."""
+        with full_float32():
+            return torch.cat(
+                [
+                    rows.new_zeros(self._count)
+                    if gradient is None
+                    else (rows @ gradient.reshape(rows.shape[1], -1) * columns).sum(1)
+                    / math.sqrt(gradient.numel())
+                    for gradient, (rows, columns) in zip(gradients, self._signs, strict=True)
+                ]
+            )
+
+    def exact(self, number: int, tensor: Tensor) -> Tensor:
+        """The same of a tensor for the parameter of this number, in float64 [count]."""
+        rows, columns = self._signs[number]
+        matrix = tensor.reshape(rows.shape[1], -1)
+        size = max(1, _AT_ONCE // matrix.shape[1])
+        total = torch.zeros(columns.shape, dtype=torch.float64, device=tensor.device)
+        for signs, part in zip(torch.split(rows, size, 1), torch.split(matrix, size), strict=True):
+            total += signs.double() @ part.double()
+        return (total * columns).sum(1) / math.sqrt(tensor.numel())
+
+
+def bits(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
+    """A whole number [n] of all bits of each tensor; 0 where there is none. All are on `device`.
+
+    Exact: another bit in one element gives another number, and so do two that change places.
+    """
+    none = torch.zeros((), dtype=torch.int64, device=device)
+    return torch.stack([none if tensor is None else _bits(tensor) for tensor in tensors])
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Sums of rows and of columns as whole numbers, each times its place, modulo 2^64."""
+    whole = tensor.detach().view(_WHOLE[tensor.element_size()])
+    grid = whole.reshape(-1, whole.shape[-1] if whole.dim() else 1)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for dim, factor in ((1, 1), (0, 1_000_003)):
+        sums = grid.sum(dim, dtype=torch.int64)
+        total = total + factor * (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
+    return total
+
+
+def way_of(parameter: Tensor, entry: Mapping[str, Tensor]) -> Tensor:
+    """What the optimizer's moments make of a parameter, but for the rate; 0 without moments."""
+    if not entry:
+        return torch.zeros_like(parameter)
+    left = 1 - BETAS[1] ** at_least_one(entry["step"].to(parameter.device))
+    root = entry["exp_avg_sq"].sqrt().div_(left.sqrt()).add_(EPS)
+    way: Tensor = entry["exp_avg"] / root
+    return way
+
+
+def whole_rms(x: Tensor) -> Tensor:
+    """Root mean square of all elements, in float64."""
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm / math.sqrt(x.numel())
+
+
+def at_least_one(count: Tensor) -> Tensor:
+    """So many updates in float64; a parameter that had none does not move, whatever is divided."""
+    return count.to(torch.float64).clamp_min(1)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # A run continues with its original options; where it lies, how it is shown and how long this part
 # may take may be said again.
 _FREE_BESIDE_RESUME = (
-    *("out", "resume", "failed", "phase", "until", "until_s"),
+    *("out", "resume", "phase", "until", "until_s"),
     *("partial_exit", "output_format", "json", "quiet", "no_color"),
 )
 
@@ -99,36 +99,25 @@ def _output_problems(args: argparse.Namespace) -> list[str]:
 
 
 def _continued(args: argparse.Namespace) -> list[str]:
-    """What is wrong with --resume or --failed; leaves `goes_on`, `resume_folder`, `extension`."""
-    from runbook.engine.extend import Extension
-
-    again = args.failed is not None
-    args.goes_on, args.resume_folder = again or args.resume is not None, None
-    added = "" if again else args.phase or ""
-    args.extension = Extension(phases=added, failed=again, command=_command())
+    """What is wrong with --resume; leaves `goes_on`, `resume_folder`, `added`."""
+    args.goes_on, args.resume_folder = args.resume is not None, None
+    args.added = args.phase or ""
     if not args.goes_on:
         return []
-    flag = "--failed" if again else "--resume"
-    found = _beside_resume(args, flag)
-    if again:
-        found += [
-            f"{name} cannot be combined with --failed: it runs again what did not pass"
-            for name, value in {"--resume": args.resume, "--phase": args.phase}.items()
-            if value is not None
-        ]
+    found = _beside_resume(args)
     try:
-        args.resume_folder = find_run((args.failed or None) if again else args.resume, args.out)
+        args.resume_folder = find_run(args.resume, args.out)
     except UsageError as error:
-        found.append(f"{flag}: {error}")
+        found.append(f"--resume: {error}")
     return found
 
 
-def _beside_resume(args: argparse.Namespace, flag: str) -> list[str]:
+def _beside_resume(args: argparse.Namespace) -> list[str]:
     """What is typed beside --resume would not be obeyed, so it is refused."""
     typed = [name for name in args.typed if name not in _FREE_BESIDE_RESUME]
     flags = ["--set" if name == "settings" else f"--{name.replace('_', '-')}" for name in typed]
     return [
-        f"{name} cannot be combined with {flag}: the run continues with its original options"
+        f"{name} cannot be combined with --resume: the run continues with its original options"
         for name in flags
     ]
 
@@ -154,7 +143,6 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
     "run phases and give the verdict",
     json_help="every event as one JSON line on stdout (`runbook schema events`)",
     options={
-        "failed": {"const": ""},
         "profile": "auto",
         "preset": "",
         "launcher": DEFAULT_LAUNCHER,
@@ -190,10 +178,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
           shell: `runbook toggles --preset NAME` shows them, and the commands that take it
           (default: none)
       --out DIR  each run gets a new folder here (default: artifacts)
-      --resume RUN    continue an interrupted run: its folder or id; with --phase a finished one
-          too (default: begin a new one)
-      --failed [RUN]  run again, in the same run (default: the newest), the phases of which a
-          required check did not pass; what they left is kept, and the verdict names them
+      --resume RUN    go on with a run, its folder or id: where it was cut off; of a finished one,
+          run again the phases of which a required check did not pass, keep what they left, and name
+          them in the verdict; with --phase add phases (default: begin a new one)
       --until-s S  end this part of the run within S seconds and exit with 3; --resume goes on with
           the next part. A launch that would be cut off is left to it (default: no limit)
       --dry-run  print the commands with time estimates; start and judge nothing
@@ -239,7 +226,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
       runbook run --phase bucket_sweep --set NSA_DDP_COMPRESS=off --set train.lr=1e-4
       runbook run --phase bucket_sweep --aa           the same arm twice; the decision must be TIE
       runbook run --resume RUN --phase nvtx            add a phase to a finished run
-      runbook run --failed                            run again what did not pass in the newest run
+      runbook run --resume RUN                         go on, or run again what did not pass
       runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
 
     The result goes to stdout, progress to stderr.
@@ -266,7 +253,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 args.resume_folder,
                 observer=observer,
                 until_s=args.until_s,
-                extension=args.extension or None,
+                added=args.added,
+                command=_command(),
             )
         else:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")

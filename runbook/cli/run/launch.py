@@ -13,7 +13,7 @@ from runbook.console import Console
 from runbook.errors import UsageError
 
 # What `runbook run` has besides.
-_NO_PLAN = ("--phase", "--failed", "--keep-going", "--protocol", "--aa", "--seed", "--reference")
+_NO_PLAN = ("--phase", "--keep-going", "--protocol", "--aa", "--seed", "--reference")
 
 
 def _like_run(parser: CommandParser, without: Sequence[str] = ()) -> None:
@@ -26,7 +26,7 @@ def _like_run(parser: CommandParser, without: Sequence[str] = ()) -> None:
 
 def _by_plan(parser: CommandParser) -> None:
     _like_run(parser, (*_NO_PLAN, "--head"))
-    parser.set_defaults(phase=None, failed=None)
+    parser.set_defaults(phase=None)
 
 
 def _launch_problems(args: argparse.Namespace) -> list[str]:
@@ -117,7 +117,7 @@ def _nightly_problems(args: argparse.Namespace) -> list[str]:
     """Everything wrong with the pin and with what `runbook run` is then given."""
     from runbook.config.setup import load_nightly
 
-    if args.resume is not None or args.failed is not None:
+    if args.resume is not None:
         # The night that goes on has its own; `run` objects to what is typed beside it.
         return list(run.problems(args))
     args.phase = args.phase or _NIGHTLY_PHASES

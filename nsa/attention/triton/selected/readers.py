@@ -13,7 +13,7 @@ each query keeps what every block gives it in a place of its own, an entry is to
 its block is the place-th that it reads.
 
 Gradients need no atomic operation. Each list is cut into pieces: a program adds up one piece of one
-block, in the list's order, and `core.sums` adds the pieces in theirs. Every number has one
+block, in the list's order, and `sums_kernel` adds the pieces in theirs. Every number has one
 program that writes it, so that equal inputs give equal bits.
 """
 

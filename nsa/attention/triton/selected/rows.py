@@ -1,9 +1,7 @@
 """Kernels that own queries: output with log-sum-exp, and the gradient of the queries.
 
-A tile of rows walks over blocks of keys in one of two ways:
-
-EVERY: all blocks up to its last token, for short sequences, where its tokens together read nearly
-all of them; else only those that one of its tokens reads. For long sequences `blocks` does instead.
+A tile of rows walks over all blocks of keys up to its last token, for short sequences, where its
+tokens together read nearly all of them. For long ones blocks own the work (`blocks`).
 
 log-sum-exp is kept to the base 2; a row that reads nothing has minus infinity there and output 0.
 """
@@ -24,24 +22,6 @@ from nsa.attention.triton.rows import (
 
 
 @triton.jit
-def union(words):
-    """The blocks that any row reads, as bits."""
-    return tl.reduce(words, 0, _either)
-
-
-@triton.jit
-def _either(a, b):
-    return a | b
-
-
-@triton.jit
-def lowest(rest):
-    """Index of the lowest bit that is set in a word other than 0: its float's exponent."""
-    bit = rest & -rest
-    return ((bit.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
-
-
-@triton.jit
 def ones(word):
     """How many bits of an int32 are set: sums of 2, 4, 8, 16 and 32 neighbors."""
     word = (word & 0x55555555) + ((word >> 1) & 0x55555555)
@@ -49,12 +29,6 @@ def ones(word):
     word = (word & 0x0F0F0F0F) + ((word >> 4) & 0x0F0F0F0F)
     word = (word & 0x00FF00FF) + ((word >> 8) & 0x00FF00FF)
     return (word & 0x0000FFFF) + ((word >> 16) & 0x0000FFFF)
-
-
-@triton.jit
-def below(number):
-    """The lowest bits of an int32, so many of them, or all."""
-    return tl.where(number < 32, (1 << (number & 31)) - 1, -1)
 
 
 @triton.jit
@@ -118,7 +92,7 @@ def forward_kernel(
     q, k, v, bits, out, lse, cmp, win, gates, mixed, seq_len, groups, n_words, scale,
     q_b, q_t, q_g, q_h, k_b, k_t, k_g, v_b, v_t, v_g, gates_b, gates_t, gates_h,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
-    ROWS: tl.constexpr, EVERY: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Output [B,S,G,HEADS,D_V] and log-sum-exp [B*G, S*HEADS] of one tile. scale: by log2 e.
 
@@ -133,31 +107,14 @@ def forward_kernel(
     total = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, padded(D_V)), tl.float32)
     whole, end = walk(tile, seq_len, HEADS, L_SEL, ROWS)
-    if EVERY:
-        for block in range(whole):
+    for masked in tl.static_range(2):
+        low, high = (whole, end) if masked else (0, whole)
+        for block in range(low, high):
             words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
             best, total, acc = _attend(
                 best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale, D_K,
-                D_V, L_SEL, False,
+                D_V, L_SEL, masked,
             )  # fmt: skip
-    else:
-        for word in range(tl.cdiv(whole, 32)):
-            words = tl.load(of_token + word * seq_len, inside, 0)
-            rest = union(words) & below(whole - word * 32)
-            for _ in range(ones(rest)):
-                block = word * 32 + lowest(rest)
-                best, total, acc = _attend(
-                    best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale,
-                    D_K, D_V, L_SEL, False,
-                )  # fmt: skip
-                rest = rest & (rest - 1)
-    # Prefetched beside the loops over words, it would have the products wait for each other.
-    for block in tl.range(whole, end, num_stages=None if EVERY else 1):
-        words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
-        best, total, acc = _attend(
-            best, total, acc, queries, words, token, block, k, k_t, v, v_t, seq_len, scale, D_K,
-            D_V, L_SEL, True,
-        )  # fmt: skip
     empty = total == 0.0
     acc = acc / tl.where(empty, 1.0, total)[:, None]
     dim = tl.arange(0, padded(D_V))
@@ -216,29 +173,17 @@ def give_by_selected(
     acc, tile, queries, grads, mine, sums, pair, batch, group, token, inside, k, v, bits, seq_len,
     n_words, scale, k_b, k_t, k_g, v_b, v_t, v_g,
     HEADS: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, L_SEL: tl.constexpr,
-    ROWS: tl.constexpr, EVERY: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """What selected blocks add to the gradient of a tile's queries, before its scale."""
     k += batch * k_b + group * k_g
     v += batch * v_b + group * v_g
     of_token = bits + pair * n_words * seq_len + token
     _, end = walk(tile, seq_len, HEADS, L_SEL, ROWS)
-    if EVERY:
-        for block in range(end):
-            words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
-            acc = _gradient(
-                acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
-                scale, D_K, D_V, L_SEL,
-            )  # fmt: skip
-    else:
-        for word in range(tl.cdiv(end, 32)):
-            words = tl.load(of_token + word * seq_len, inside, 0)
-            rest = union(words)
-            for _ in range(ones(rest)):
-                block = word * 32 + lowest(rest)
-                acc = _gradient(
-                    acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len,
-                    scale, D_K, D_V, L_SEL,
-                )  # fmt: skip
-                rest = rest & (rest - 1)
+    for block in range(end):
+        words = tl.load(of_token + (block // 32) * seq_len, inside, 0)
+        acc = _gradient(
+            acc, queries, grads, sums, mine, words, token, block, k, k_t, v, v_t, seq_len, scale,
+            D_K, D_V, L_SEL,
+        )  # fmt: skip
     return acc
