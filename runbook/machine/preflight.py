@@ -167,10 +167,8 @@ def _variable_drafts(*, uses_nccl: bool) -> list[Fact]:
     problems = environment_problems(os.environ, uses_nccl=uses_nccl)
     notes = environment_notes(os.environ, uses_nccl=uses_nccl)
     told = "; ".join(f"{name}={os.environ[name]}: {note}" for name, note in notes.items())
-    recorded = recorded_environment()
     return [
         _fact("env.problems", redact_text("; ".join(problems)), redact_text(told)),
-        _fact("env.recorded", "; ".join(f"{name}={value}" for name, value in recorded.items())),
     ]
 
 

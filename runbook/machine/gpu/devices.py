@@ -9,7 +9,6 @@ import ctypes
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,7 +54,6 @@ def write_devices(
     Raises OSError if the disk refuses.
     """
     name, xml_name = when
-    began = time.monotonic()
     tool = find_nvidia_smi()
     smi, xml, problem = None, "", "no nvidia-smi"
     if tool is not None:
@@ -70,7 +68,6 @@ def write_devices(
         "source": "nvidia-smi" if smi else "",
         "problem": problem,
         "taken_at": utc_text(),
-        "took_s": round(time.monotonic() - began, 4),
         "driver": smi.driver or "" if smi else "",
         "visible": environment.get(VISIBLE_DEVICES),
         "gpus": gpus,

@@ -173,8 +173,6 @@ _FACTS: dict[str, _Read | None] = {
     "gpu.pcie_gen": _worst(lambda gpu: gpu.link["gen"], min),
     "gpu.pcie_gen_max": _worst(lambda gpu: gpu.link["gen_max"], min),
     "gpu.pcie_width": _worst(lambda gpu: gpu.link["width"], min),
-    "gpu.pcie_width_max": _worst(lambda gpu: gpu.link["width_max"], min),
-    "gpu.link_idle": _any(lambda gpu: gpu.link_idle),
     "gpu.processes": _processes,
     "gpu.memory_used_mib": _worst(lambda gpu: gpu.memory_used_mib, max),
     "gpu.memory_total_mib": _worst(lambda gpu: gpu.memory_total_mib, min),
