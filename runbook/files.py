@@ -146,6 +146,14 @@ def utc_stamp() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
+def utc_seconds(text: str) -> float:
+    """When a text of `utc_text` was, s since the epoch; 0 of what is no such text."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return 0.0
+
+
 DATA_FOLDERS = ("templates", "configs")
 
 

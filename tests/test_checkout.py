@@ -60,7 +60,7 @@ def test_a_bare_checkout_has_its_phases_reports_profiles_and_configs(
     assert "configs/cpu_smoke.yaml" in planned.stdout
     refused = start("report", "none", "--format", "no", cwd=copy, path=packages)
     assert refused.returncode == 2
-    assert "details, github, html, junit, md, nodes, terminal" in refused.stderr
+    assert "ctrf, details, github, html, junit, md, nodes, terminal" in refused.stderr
 
 
 def test_without_its_pyproject_it_is_refused(copy: Path, packages: Path, tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
-"""A run for other programs: JUnit XML, and `nodes.json`.
+"""A run for other programs: JUnit XML and CTRF, renderings of one table, and `nodes.json`.
 
 A required check that was skipped or never reported turns no case of its own red in every reader,
 so the case `verdict` does: NO-GO is a failure, INCOMPLETE an error. PARTIAL PASS is skipped: it
 passed, and says nothing of the rest.
+
+CTRF (the Common Test Report Format, https://ctrf.io) knows no error: what has no answer is `failed`
+there, since a reader counts only those, and no evidence is no green. `rawStatus` has the outcome.
 """
 
 from __future__ import annotations
@@ -10,118 +13,110 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NamedTuple
 from xml.etree import ElementTree as ET
 
 from reports.text import check_value, limit_text
 from reports.view import ReportView, build_view
+from runbook.files import utc_seconds
 from runbook.folder import RESULT_JSON
 from runbook.records import Check, Confidence, Measurement, Reason, RunRecord, Verdict
 from runbook.records.run import TAKES_OUT, Report, Screen
 from runbook.text import printable
 
-# The element of a case, by the outcome of its check or the verdict: none where it passed.
-_BAD = {"PASS": "", "FAIL": "failure", "SKIPPED": "skipped"}
-_BAD |= {Verdict.GO: "", Verdict.NO_GO: "failure", Verdict.PARTIAL: "skipped"}
-_COUNTED = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+
+class Status(StrEnum):
+    """How a case ended, in JUnit's words."""
+
+    PASSED = "passed"
+    FAILURE = "failure"
+    ERROR = "error"
+    SKIPPED = "skipped"
 
 
-def render_junit(record: RunRecord, _: Screen) -> str:
-    """Return JUnit XML: SKIPPED is skipped, FAIL a failure, anything else but PASS an error."""
+_OF_OUTCOMES = {"PASS": Status.PASSED, "FAIL": Status.FAILURE, "SKIPPED": Status.SKIPPED}
+_OF_VERDICTS = {
+    Verdict.GO: Status.PASSED,
+    Verdict.NO_GO: Status.FAILURE,
+    Verdict.PARTIAL: Status.SKIPPED,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A check, or the verdict.
+
+    `code`, `message` and `text` are of one that did not pass, `output` of one that says something
+    beside. `raw` is the outcome or verdict in the record's words. All texts are printable.
+    """
+
+    classname: str
+    name: str
+    status: Status
+    raw: str
+    code: str = ""
+    message: str = ""
+    text: str = ""
+    output: str = ""
+    facts: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """The cases of a phase, of checks that no phase gave, or the verdict's own.
+
+    `duration_s` and `started_at` are those of a phase; `flaky` names its launches that finished
+    only at a second attempt.
+    """
+
+    name: str
+    cases: tuple[Case, ...]
+    duration_s: float | None = None
+    started_at: str = ""
+    flaky: str = ""
+
+
+def suites_of(record: RunRecord) -> list[Suite]:
+    """Every check of the record and every one that it lacks, and the verdict last."""
     view = build_view(record)
-    root = ET.Element("testsuites", name="runbook")
-    for phase in view.phases:
-        suite = ET.SubElement(root, "testsuite", name=printable(phase.record.name))
-        if phase.record.flaky:  # where the schema of JUnit wants them
-            _properties(suite, {"flaky": ", ".join(phase.record.flaky)})
-        _add_checks(suite, phase.rows)
-        suite.set("time", f"{phase.record.duration_s:.3f}")
-        if phase.record.started_at:
-            suite.set("timestamp", printable(phase.record.started_at))
-    if view.missing:
-        _add_checks(ET.SubElement(root, "testsuite", name="missing"), view.missing)
-    _add_verdict(ET.SubElement(root, "testsuite", name="verdict"), view)
-    for name in ("tests", *_COUNTED):
-        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
-    root.set("time", f"{sum(phase.record.duration_s for phase in view.phases):.3f}")
-    ET.indent(root)
-    body = ET.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
-
-
-def _add_checks(suite: ET.Element, rows: Iterable[Check]) -> None:
-    for row in rows:
-        warns = row.outcome.value == "PASS" and row.code == Reason.WARNING
-        _add_case(
-            suite,
-            (f"runbook.{row.phase}", row.id),
-            _facts(row),
-            bad=_BAD.get(row.outcome, "error"),
-            code=row.code,
-            message=f"{row.outcome} {row.code}: {row.reason}",
-            text=_details(row),
-            output=row.reason if warns else "",
+    suites = [
+        Suite(
+            name=printable(phase.record.name),
+            cases=tuple(map(_of_check, phase.rows)),
+            duration_s=phase.record.duration_s,
+            started_at=printable(phase.record.started_at),
+            flaky=printable(", ".join(phase.record.flaky)),
         )
-    _count(suite)
+        for phase in view.phases
+    ]
+    if view.missing:
+        suites.append(Suite(name="missing", cases=tuple(map(_of_check, view.missing))))
+    return [*suites, Suite(name="verdict", cases=(_of_verdict(view),))]
 
 
-def _add_verdict(suite: ET.Element, view: ReportView) -> None:
-    verdict = view.record.verdict
-    lines = [*view.record.reasons, view.interruption, view.required_counts]
-    _add_case(
-        suite,
-        ("runbook", "verdict"),
-        {"headline": view.headline, "caveats": ", ".join(view.record.caveats)},
-        bad=_BAD.get(verdict, "error"),
-        code=verdict.value,
-        message=view.headline,
-        text="\n".join(line for line in lines if line),
-        output=view.headline,
+def _of_check(row: Check) -> Case:
+    status = _OF_OUTCOMES.get(row.outcome, Status.ERROR)
+    good = status is Status.PASSED
+    return Case(
+        classname=f"runbook.{printable(row.phase)}",
+        name=printable(row.id),
+        status=status,
+        raw=str(row.outcome),
+        code=row.code,
+        message="" if good else printable(f"{row.outcome} {row.code}: {row.reason}"),
+        text="" if good else printable(_details(row)),
+        output=printable(row.reason) if good and row.code == Reason.WARNING else "",
+        facts=_facts(row),
     )
-    _count(suite)
 
 
-def _add_case(
-    suite: ET.Element,
-    named: tuple[str, str],
-    facts: Mapping[str, str],
-    *,
-    bad: str,
-    code: str,
-    message: str,
-    text: str,
-    output: str,
-) -> None:
-    classname, name = map(printable, named)
-    case = ET.SubElement(suite, "testcase", classname=classname, name=name, time="0")
-    _properties(case, facts)
-    if output:
-        ET.SubElement(case, "system-out").text = printable(output)
-    if bad:
-        told = ET.SubElement(case, bad, message=printable(message))
-        if bad != "skipped":  # the schema of JUnit gives it no type
-            told.set("type", code)
-        told.text = printable(text)
-
-
-def _count(suite: ET.Element) -> None:
-    cases = suite.findall("testcase")
-    suite.set("tests", str(len(cases)))
-    for name, bad in _COUNTED.items():
-        suite.set(name, str(sum(case.find(bad) is not None for case in cases)))
-
-
-def _properties(parent: ET.Element, facts: Mapping[str, str]) -> None:
-    properties = ET.SubElement(parent, "properties")
-    for name, value in facts.items():
-        if value:
-            ET.SubElement(properties, "property", name=name, value=printable(value))
-
-
-def _facts(row: Check) -> dict[str, str]:
+def _facts(row: Check) -> tuple[tuple[str, str], ...]:
     measured = row.measurement
-    return {
+    facts = {
         "outcome": row.outcome,
         "code": row.code,
         "required": "true" if row.required else "false",
@@ -135,6 +130,11 @@ def _facts(row: Check) -> dict[str, str]:
         "limit": limit_text(row),
         "limit_source": row.limit_source,
     }
+    return _printable(facts)
+
+
+def _printable(facts: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, printable(value)) for name, value in facts.items() if value)
 
 
 def _details(row: Check) -> str:
@@ -147,7 +147,122 @@ def _details(row: Check) -> str:
     return "\n".join(lines)
 
 
+def _of_verdict(view: ReportView) -> Case:
+    verdict, headline = view.record.verdict, printable(view.headline)
+    status = _OF_VERDICTS.get(verdict, Status.ERROR)
+    good = status is Status.PASSED
+    lines = [*view.record.reasons, view.interruption, view.required_counts]
+    return Case(
+        classname="runbook",
+        name="verdict",
+        status=status,
+        raw=verdict.value,
+        code=verdict.value,
+        message="" if good else headline,
+        text="" if good else printable("\n".join(line for line in lines if line)),
+        output=headline,
+        facts=_printable({"headline": view.headline, "caveats": ", ".join(view.record.caveats)}),
+    )
+
+
+_COUNTED = {"failures": Status.FAILURE, "errors": Status.ERROR, "skipped": Status.SKIPPED}
+
+
+def render_junit(record: RunRecord, _: Screen) -> str:
+    """Return JUnit XML: SKIPPED is skipped, FAIL a failure, anything else but PASS an error."""
+    suites = suites_of(record)
+    root = ET.Element("testsuites", name="runbook")
+    for suite in suites:
+        _add_suite(root, suite)
+    for name in ("tests", *_COUNTED):
+        root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
+    root.set("time", f"{sum(suite.duration_s or 0.0 for suite in suites):.3f}")
+    ET.indent(root)
+    body = ET.tostring(root, encoding="unicode")
+    return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
+
+
+def _add_suite(root: ET.Element, suite: Suite) -> None:
+    element = ET.SubElement(root, "testsuite", name=suite.name)
+    if suite.flaky:  # where the schema of JUnit wants them
+        _properties(element, (("flaky", suite.flaky),))
+    for case in suite.cases:
+        _add_case(element, case)
+    element.set("tests", str(len(suite.cases)))
+    for name, status in _COUNTED.items():
+        element.set(name, str(sum(case.status is status for case in suite.cases)))
+    if suite.duration_s is not None:
+        element.set("time", f"{suite.duration_s:.3f}")
+        if suite.started_at:
+            element.set("timestamp", suite.started_at)
+
+
+def _add_case(suite: ET.Element, case: Case) -> None:
+    element = ET.SubElement(suite, "testcase", classname=case.classname, name=case.name, time="0")
+    _properties(element, case.facts)
+    if case.output:
+        ET.SubElement(element, "system-out").text = case.output
+    if case.status is not Status.PASSED:
+        bad = ET.SubElement(element, case.status, message=case.message)
+        if case.status is not Status.SKIPPED:  # the schema of JUnit gives it no type
+            bad.set("type", case.code)
+        bad.text = case.text
+
+
+def _properties(parent: ET.Element, facts: tuple[tuple[str, str], ...]) -> None:
+    properties = ET.SubElement(parent, "properties")
+    for name, value in facts:
+        ET.SubElement(properties, "property", name=name, value=value)
+
+
 JUNIT = Report(file_name="junit.xml", render=render_junit)
+
+
+_SPEC_VERSION = "1.0.0"
+_STATUSES = {Status.FAILURE: "failed", Status.ERROR: "failed"}
+
+
+def render_ctrf(record: RunRecord, _: Screen) -> str:
+    """Return the run as one CTRF document; times are milliseconds."""
+    suites = suites_of(record)
+    tests = [_test(suite, case) for suite in suites for case in suite.cases]
+    counts = Counter(test["status"] for test in tests)
+    start = utc_seconds(record.started_at)
+    stop = utc_seconds(record.finished_at or "") or start
+    flaky = {suite.name: suite.flaky for suite in suites if suite.flaky}
+    summary = {
+        "tests": len(tests),
+        **{name: counts[name] for name in ("passed", "failed", "skipped", "pending", "other")},
+        "suites": len(suites),
+        "start": round(start * 1000),
+        "stop": round(stop * 1000),
+        **({"extra": {"flaky": flaky}} if flaky else {}),
+    }
+    tool = {"name": "runbook", "version": printable(record.tool_version)}
+    results = {"tool": tool, "summary": summary, "tests": tests}
+    document = {
+        "reportFormat": "CTRF",
+        "specVersion": _SPEC_VERSION,
+        "runId": printable(record.run_id),
+        "results": results,
+    }
+    return json.dumps(document, indent=2) + "\n"
+
+
+def _test(suite: Suite, case: Case) -> dict[str, Any]:
+    said = {"message": case.message, "trace": case.text, "stdout": case.output.splitlines()}
+    return {
+        "name": case.name,
+        "status": _STATUSES.get(case.status, case.status.value),
+        "rawStatus": case.raw,
+        "duration": 0,  # a check takes none; its phase does
+        "suite": [suite.name],
+        **{name: text for name, text in said.items() if text},
+        "extra": dict(case.facts),
+    }
+
+
+CTRF = Report(file_name="ctrf.json", render=render_ctrf)
 
 
 _SUREST_FIRST = (Confidence.CONFIRMED, Confidence.REPORTED, Confidence.SUSPECTED)

@@ -59,7 +59,9 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_told(
     assert "changed since the run: baseline: a symbolic link; see runbook verify" in ended.err
 
 
-@pytest.mark.parametrize("fmt", ["terminal", "md", "details", "html", "junit", "nodes", "github"])
+@pytest.mark.parametrize(
+    "fmt", ["terminal", "md", "details", "html", "junit", "ctrf", "nodes", "github"]
+)
 def test_no_format_shows_the_go_that_was_written_into_the_record(
     finished: Path, tmp_path: Path, fmt: str
 ) -> None:

@@ -218,7 +218,7 @@ def test_the_result_on_stdout_and_the_progress_on_stderr(
         f"report  {where}/report.html",
         f"report  {where}/report.md",
     ]
-    for name in ("report.html", "report.md", "junit.xml", "report.txt"):
+    for name in ("report.html", "report.md", "junit.xml", "ctrf.json", "report.txt"):
         assert (root / name).stat().st_size > 0
     lines = err.splitlines()
     assert lines[1].strip().startswith("not passed on: HF_TOKEN: no launch gets them")

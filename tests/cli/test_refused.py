@@ -32,7 +32,7 @@ NSA_DDP_BUKET_MB=5 toggles -> NSA_DDP_BUKET_MB: no such toggle; did you mean NSA
 NSA_DDP_COMPRESS=zip toggles -> NSA_DDP_COMPRESS='zip': allowed is off, bf16, fp16
 report --format -> --format: expected one argument; see runbook report --help
 report --format , -> --format ',': no such format
-report --format pdf -> --format 'pdf': no such format; there are: details, github, html, junit
+report --format pdf -> --format 'pdf': no such format; there are: ctrf, details, github, html, junit
 report --json --format md -> --json and --format: choose one
 report --out other -> no run in other/; `runbook run` starts one, --out names another folder
 judge --format md,html -> --format 'md,html': no such format
