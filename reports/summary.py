@@ -5,7 +5,6 @@ Everything is taken from the record.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +12,12 @@ from dataclasses import dataclass, replace
 from pydantic import TypeAdapter
 
 from reports.advice import values_before
-from reports.text import export_line, limit_text, one_line, shown_value
-from reports.view import ReportView
+from reports.text import NOT_GATED_WORDS, export_line, limit_text, one_line, shown_value
+from reports.view import ReportView, run_folder
 from runbook.config.precedence import told
 from runbook.files import shipped_data
 from runbook.records import Check, Measurement, Outcome, PhaseRecord, Reason, RunRecord, Table
 from runbook.records.measurement import MIB_PER_GIB, Scalar, plain_number
-from runbook.records.run import Invocation
 from runbook.text import counted
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
@@ -95,12 +93,6 @@ def _terms(record: RunRecord, numbers: Sequence[KeyNumber]) -> str:
     if any(not one.gated for one in numbers):
         told.append("not gated: no limit applies on this profile")
     return f"{'; '.join(told)}."
-
-
-def run_folder(record: RunRecord) -> str:
-    """The run's folder as a word of a command: where the run was told to put it."""
-    out = Invocation.recorded(record.profile, {}, record.options).out
-    return shlex.quote(f"{out}/{record.run_id}")
 
 
 def _tables(record: RunRecord) -> Iterator[SmallTable]:
@@ -215,8 +207,9 @@ class _Key:
     `measured` is the name that its measurement must have, where the check may show another number
     instead. `beside` names one that its phase measured beside the check, which decides nothing. A
     `share` is written in percent, and what is `mib` in GiB. Fewer `ranks` than this have no such
-    number. `bound` names the row of its phase that holds the limit, where its check has none. In
-    the label `{end}` is the last step of production.
+    number; `own` keeps it to trainers of one's own (true) or to ours (false). `bound` names the row
+    of its phase that holds the limit, where its check has none. In the label `{end}` is the last
+    step of production.
     """
 
     label: str
@@ -228,6 +221,7 @@ class _Key:
     bound: str = ""
     always: bool = False
     ranks: int = 1
+    own: bool | None = None
 
 
 KEYS = TypeAdapter(tuple[_Key, ...]).validate_python(shipped_data("report/key_numbers"))
@@ -237,12 +231,14 @@ KEYS = TypeAdapter(tuple[_Key, ...]).validate_python(shipped_data("report/key_nu
 class KeyNumber:
     """A number as text. `value` is empty where the run did not measure it; `why` says why then.
 
-    One that is not `gated` is shown and never decides.
+    One that is not `gated` is shown and never decides. `word` is its outcome to a reader: a choice
+    that could be made is PASS, and says which.
     """
 
     label: str
     id: str
     outcome: str
+    word: str
     gated: bool
     value: str
     interval: str
@@ -275,7 +271,8 @@ def _keys(record: RunRecord, checks: Mapping[str, Check]) -> list[_Key]:
 
     A launch by a plan has them from the last of its own phases that measured one.
     """
-    keys = [key for key in KEYS if key.ranks <= _ranks(record)]
+    own = bool(record.profile_document.get("own_trainer"))
+    keys = [key for key in KEYS if key.ranks <= _ranks(record) and key.own in (None, own)]
     made = [one.name for one in record.phases if _is_made(record, one.name)]
     if not made:
         return keys
@@ -331,11 +328,14 @@ def _key_number(
     left_out = key.check.partition(".")[0] in skipped
     lacking = Outcome.SKIPPED if left_out else Outcome.INCOMPLETE
     why = "this phase was not asked for" if left_out else "this run has no such check"
+    outcome = (check.outcome if check else lacking).value
+    gated = not key.beside and (check is None or check.code is not Reason.NOT_GATED)
     return KeyNumber(
         label=key.label,
         id=key.check,
-        outcome=(check.outcome if check else lacking).value,
-        gated=not key.beside and (check is None or check.code is not Reason.NOT_GATED),
+        outcome=outcome,
+        word=((check and check.choice) or outcome) if gated else NOT_GATED_WORDS,
+        gated=gated,
         value=_written(measured, key) if measured else "does not count" if other else "",
         interval=_interval(measured, key) if measured else "",
         limit=_limit(bound, key) if bound and not key.beside else "",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from runbook.records import Check, Comparator, Measurement
+from runbook.records import Check, Comparator, Measurement, Outcome, Reason
 from runbook.records.measurement import duration_text, plain_number
 from runbook.text import printable, short_caveat
 
@@ -73,6 +73,15 @@ def limit_text(check: Check) -> str:
     return " ".join(word for word in words if word)
 
 
+NOT_GATED_WORDS = "not gated"
+
+
+def bound_text(check: Check) -> str:
+    """The limit, or that a number passes which decided nothing."""
+    shown = check.outcome is Outcome.PASS and check.code is Reason.NOT_GATED
+    return NOT_GATED_WORDS if shown else limit_text(check)
+
+
 def one_line(text: str) -> str:
     """The printable text on one line, runs of white space as one blank."""
     return " ".join(printable(text).split())
@@ -100,7 +109,7 @@ def template_environment(*, html: bool) -> Environment:
         "seconds": duration_text,
         "value_text": value_text,
         "shown": check_value,
-        "bound": limit_text,
+        "bound": bound_text,
         "blame": blame,
         "short_caveat": short_caveat,
         "sentence": sentence,

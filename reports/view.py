@@ -7,6 +7,7 @@ verdict permits, and what to type after it, is one answer for every page and the
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from reports.text import one_line
 from runbook.engine.extend import left_open
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
-from runbook.records.run import Step
+from runbook.records.run import Invocation, Step
 from runbook.text import how_many, short_caveat
 
 _SHORT_COMMIT = 7
@@ -31,7 +32,8 @@ class Permit:
 
     `qualified`: what its caveats mean for production. `valid_for`: what it holds for. `command`
     starts the production run behind it, `label` names what that is, and `does` says whether it
-    needs the settings in the shell; `instead` says how, where this program has no such command.
+    needs the settings in the shell. Behind a trainer of one's own, which a person starts, it checks
+    the run.
     `changed` says of the caveats what they mean, where `qualified` does not; of any verdict.
     """
 
@@ -41,7 +43,6 @@ class Permit:
     command: str = ""
     label: str = ""
     does: str = ""
-    instead: str = ""
     changed: str = ""
 
 
@@ -75,14 +76,20 @@ def _permit(record: RunRecord) -> Permit:
     if record.verdict is Verdict.PARTIAL:
         return Permit(says=f"This is no GO yet: other required checks have not run.{_busy(record)}")
     if record.verdict is Verdict.INCOMPLETE:
-        trained = any(phase.ran for phase in record.phases)
+        other = [e for p in record.phases for e in p.launches if e.launch.own and e.result.ok]
+        trained = other or any(phase.ran for phase in record.phases)
         why = "required evidence is missing" if trained else "nothing could be measured"
         return Permit(says=f"Not approved: {why}. Do not start the production run.")
     if record.options.get("plan"):
         return Permit(says="Every phase of this launch passed its gate.", valid_for=_valid(record))
     said = Permit(says=_approved(record), qualified=_qualified(record), valid_for=_valid(record))
     if record.profile_document.get("own_trainer"):
-        return replace(said, instead="Start your trainer as you do, with the settings below.")
+        return replace(
+            said,
+            command=f"runbook verify {run_folder(record)}",
+            label="Check every number of this GO",
+            does="then start your trainer as you do, with the settings below",
+        )
     return replace(
         said,
         command=record.invocation.production_line(),
@@ -144,6 +151,12 @@ def _valid(record: RunRecord) -> str:
     return ", ".join([*parts, "this machine", f"profile {record.profile}"])
 
 
+def run_folder(record: RunRecord) -> str:
+    """The run's folder as a word of a command: where the run was told to put it."""
+    out = Invocation.recorded(record.profile, {}, record.options).out
+    return shlex.quote(f"{out}/{record.run_id}")
+
+
 def following(record: RunRecord, causes: Sequence[Cause]) -> tuple[Step, ...]:
     """The next command, and the one after it; none where nothing is left to type.
 
@@ -156,7 +169,10 @@ def following(record: RunRecord, causes: Sequence[Cause]) -> tuple[Step, ...]:
         return (Step(command=resume, does="go on where it was cut off"),)
     if record.verdict is Verdict.GO:
         command = permit_of(record).command
-        return (Step(command=command, does="train behind this GO, by a plan"),) if command else ()
+        does = "train behind this GO, by a plan"
+        if record.profile_document.get("own_trainer"):
+            does = "check every number of it, then start your trainer as you do"
+        return (Step(command=command, does=does),) if command else ()
     if record.verdict is Verdict.PARTIAL:
         missing = list(dict.fromkeys(name.partition(".")[0] for name in record.left_out()))
         add = invocation.resume_line(record.run_id, missing)

@@ -46,8 +46,14 @@ def verdict_text(verdict: str, caveats: Iterable[str]) -> str:
     return f"{verdict}{''.join(texts)}"
 
 
+# What the caveat says that is a sentence.
+OF_ONES_OWN = " is a trainer of your own"
+
+
 def _clause(caveat: str, *, whole: bool) -> str:
     """A caveat as it goes on behind a verdict."""
+    if OF_ONES_OWN in caveat:
+        return f": {caveat}"
     if not caveat.startswith("for "):
         return f", {caveat}"
     return f" {caveat}" if whole else f", {caveat.removeprefix('for ')} required"
@@ -97,6 +103,29 @@ def _printable(line: str) -> str:
         char if char.isprintable() or char == "\t" or category(char) == "Zs" else _spelled(char)
         for char in line
     )
+
+
+# A quoted word, as `shlex.quote` makes it.
+_QUOTED = re.compile(r"(?<![^\s=])'([^'\n]*)'(?![^\s;,)])")
+
+
+def typed_in(text: str, encoding: str | None) -> str:
+    """The text for a stream of this encoding: a quoted word that it cannot hold is written with
+    escapes (`$'\\xc3\\xa4'`) that a shell reads as the same word.
+    """
+    try:
+        text.encode(encoding or "utf-8")
+    except UnicodeEncodeError:
+        return _QUOTED.sub(_escaped, text)
+    return text
+
+
+def _escaped(word: re.Match[str]) -> str:
+    if word[1].isascii():
+        return word[0]
+    plain = word[1].encode(errors="surrogateescape")
+    text = "".join(chr(b) if 32 <= b < 127 and b != 92 else f"\\x{b:02x}" for b in plain)
+    return f"$'{text}'"
 
 
 def in_one_line(text: str) -> str:

@@ -21,8 +21,8 @@ class Finding(Exception):
     An answer returns it; a guard raises it where a row's question has none. `topic` names the
     playbook entry that fixes it; the row's own topic is the default. `follows` as in `Check`: a
     launch, another check, a phase, or what the machine does not have. So are `title`, `clue`,
-    `nodes` and `confidence`. A number that a `limit` was held against names all its files as
-    evidence, any other one the first.
+    `nodes`, `confidence` and `choice`. A number that a `limit` was held against names all its files
+    as evidence, any other one the first.
     """
 
     outcome: Outcome
@@ -38,6 +38,7 @@ class Finding(Exception):
     clue: str = ""
     nodes: Sequence[str] = ()
     confidence: Confidence = Confidence.NONE
+    choice: str = ""
 
     def __post_init__(self) -> None:
         files = self.measurement.sources if self.measurement else ()

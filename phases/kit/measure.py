@@ -200,4 +200,5 @@ def decided(
         measurement=measurement,
         limit=limit,
         evidence=files,
+        choice=decision.outcome.value if decision.outcome.value != outcome.value else "",
     )

@@ -20,7 +20,10 @@ from runbook.records.evidence import LaunchEvidence
 from runbook.records.outcome import STEP
 
 # A trainer of one's own has none of these.
-_NEEDS_CONTRACT = re.compile(r"NSA_|--set\b|\btrain\.[a-z]|runbook triage")
+_NEEDS_CONTRACT = re.compile(
+    r"NSA_|--set\b|\btrain\.[a-z]|runbook (triage|stacks)|stackdump|training\.csv|env\.json"
+    r"|git checkout"
+)
 # Requirement T12 shortens to this.
 _SHORT = 1024
 

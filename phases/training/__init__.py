@@ -207,9 +207,9 @@ def _loss_finite(case: Case, name: str) -> Finding:
         value = log_value(log, "grad_norm", math.nan, "")
         return failed(Reason.NON_FINITE, f"{name}: {told_of}", measurement=value)
     case.completed(name)
-    value = log_value(log, "loss_max", float(losses.max()), "nats")
     # A reading of a trainer of one's own may stand for several steps.
     steps = int(log.frame["steps"].sum()) if "steps" in log.frame else len(losses)
+    value = log_value(log, "loss_max", float(losses.max()), "nats", n=steps)
     read = "" if steps == len(losses) else f", read {len(losses)} times"
     if lacking := int(log.frame["missing"].sum()) if "missing" in log.frame else 0:
         first = log.frame.loc[log.frame["missing"] > 0, "step"].iloc[0]

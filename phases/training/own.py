@@ -39,8 +39,8 @@ def own_ranks(case: Case, name: str) -> Finding:
     wanted, last = launch.launch.nproc, launch.last_steps
     ranks = {int(rank) for rank in seen["rank"] if rank >= 0}
     ranks |= {rank for rank, step in last.items() if step is not None}
-    count = float(seen["pid"].nunique())
-    value = file_value(launch, "processes", "processes", count, "processes")
+    count = float(len(ranks) or wanted == 1)
+    value = file_value(launch, "processes", "ranks_seen", count, "ranks")
     if wanted > 1 and ranks != set(range(wanted)):
         told = ", ".join(map(str, sorted(ranks))) or "none"
         reason = (

@@ -178,10 +178,12 @@ def _peak_mib(case: Case, rank: RankLog) -> float:
 
 
 def _plateau_of_processes(case: Case, name: str) -> Finding:
-    """Of the resident memory of all its processes together."""
-
+    """Of the resident memory of all its processes together, before its last row: what it saves at
+    its end grows with no step.
+    """
     launch = case.completed(name)
     samples = processes_of(launch)
+    samples = samples[samples["step"] < samples["step"].max()]
     sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
     total = sums[sums["step"] > 0].groupby("step")["mib"].max()
     if len(total) < FEWEST_ROWS:

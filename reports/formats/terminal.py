@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from reports.causes import Cause
 from reports.formats.cases import accused_of
-from reports.text import check_value, export_line, limit_text, one_line
+from reports.text import bound_text, check_value, export_line, limit_text, one_line
 from reports.view import STEPS, PhaseView, ReportView, build_view, permit_of
 from runbook.console import rendered, style_of, table_of, whole
 from runbook.records import Check, RunRecord, Verdict
@@ -42,12 +42,14 @@ def render_terminal(record: RunRecord, screen: Screen) -> str:
 
 
 def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
-    yield from _verdict(view)
+    yield from _verdict(view, terse=screen.terse)
     yield from _causes(view, screen)
     for one in accused_of(view.record):
         text = f"{one['node']} ({one['confidence']})  {one['command']}"
         yield whole(f"    node   {one_line(text)}")
-    if view.record.verdict is Verdict.GO and view.record.exports:
+    if view.record.verdict is Verdict.GO and view.record.exports and not screen.terse:
+        if view.record.profile_document.get("own_trainer"):
+            yield _told("Start your trainer as you do, with this in its shell:")
         yield whole(export_line(view.record.exports))
     for name, step in zip(STEPS, view.following, strict=False):
         if step.command not in view.told:
@@ -110,7 +112,7 @@ def _acceptance(view: ReportView) -> Iterator[RenderableType]:
 
 
 def _provenance(row: Check) -> str:
-    measured, limit = row.measurement, limit_text(row)
+    measured, limit = row.measurement, bound_text(row)
     if measured is None:
         return one_line(row.reason)
     window = [str(measured.window)] if measured.window else []
@@ -118,11 +120,13 @@ def _provenance(row: Check) -> str:
     return one_line(f"{check_value(row)} ({parts})") + (f"  {limit}" if limit else "")
 
 
-def _verdict(view: ReportView) -> Iterator[RenderableType]:
+def _verdict(view: ReportView, *, terse: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
     record = view.record
     yield Text(view.headline, style=f"bold {style_of(record.verdict.value)}")
+    if terse:
+        return
     told = [permit_of(record).says, *view.own_reasons[:_REASONS], view.interruption, view.tally]
     yield from (_told(one_line(text)) for text in told if text)
     if view.left_out and record.verdict is not Verdict.PARTIAL:
@@ -146,14 +150,15 @@ def _indented(text: str) -> RenderableType:
 def _causes(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
     """The causes that keep the run from GO with what to do; of the others a line each."""
     blocking = [cause for cause in view.causes if cause.blocks]
-    for cause in blocking[:_WHOLE]:
+    told = 0 if screen.terse else _WHOLE
+    for cause in blocking[:told]:
         yield from _whole_cause(cause, screen, word=_word(view, cause))
-    for cause in blocking[_WHOLE:]:
+    for cause in blocking[told:]:
         yield _outcome(cause.lead.outcome.value, cause.headline)
         if cause.advice.command:
             yield whole(f"    {_word(view, cause):<5}  {screen.typed(cause.advice.command)}")
     for cause in view.causes:
-        if not cause.blocks:
+        if not (cause.blocks or screen.terse):
             yield _outcome(cause.lead.outcome.value, f"{cause.headline} (not required)")
 
 

@@ -105,7 +105,7 @@ def print_reports(console: Console, folder: Path, shown: str = "") -> None:
     """Name the reports that lie in a run's folder, as `shown`: the page first, then the text."""
     for name in ("report.html", "report.md"):
         if (folder / name).is_file():
-            console.result(f"report  {shown or folder}/{name}")
+            console.result(f"report  {shlex.quote(f'{shown or folder}/{name}')}")
 
 
 _LABEL = 9

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,10 @@ _HEAD = """\
 
 def _init_problems(args: argparse.Namespace) -> list[str]:
     given = [one for one in (args.tokens_per_rank, args.tokens_per_step) if one is not None]
-    wanted = "one of --tokens-per-rank and --tokens-per-step is needed"
+    wanted = (
+        "one of --tokens-per-rank and --tokens-per-step is needed: of one rank, sequences of a "
+        "micro-batch x tokens of a sequence x accumulation (samples, if it has no tokens)"
+    )
     return [] if len(given) == 1 or (args.misread and not given) else [wanted]
 
 
@@ -104,16 +108,32 @@ def init(args: argparse.Namespace, console: Console) -> int:
     document = document_of(probe, base=base, ranks=ranks)
     head = _HEAD.format(name=name, steps=args.steps, base=base)
     write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
-    columns = probe.trainer.log.columns
-    said = ", ".join(f"{ours} is {theirs}" for ours, theirs in columns.items())
     told = [
         *probe.notes,
-        said or f"pattern: {probe.trainer.log.pattern}",
+        *guessed(probe.trainer, target),
         f"a step took about {probe.step_s:.2g} s; {len(document['required'])} checks",
         f"wrote {target}; read it, then: runbook run --profile ./{target}",
     ]
     console.tell({"schema_version": 1, "profile": str(target), **document}, told)
     return ProgramExit.GO
+
+
+def guessed(trainer: OwnTrainer, target: Path) -> Iterator[str]:
+    """What was read as what, and what the command does not say."""
+    from runbook.records.own_trainer import OUT, RANKS
+
+    said = ", ".join(f"{ours} is {theirs}" for ours, theirs in trainer.log.columns.items())
+    yield said or f"read from such lines: {', '.join(trainer.log.names)} (pattern in {target})"
+    if RANKS not in trainer.command:
+        yield f"no number of ranks was found in the command: put {RANKS} there, to know its scaling"
+    if OUT not in trainer.command:
+        yield (
+            f"no output folder was found in the command: put {OUT} there if it writes any files, "
+            "so that each launch has a new one"
+        )
+    each = "a rank" if trainer.tokens_per_rank else "all ranks"
+    tokens = trainer.tokens_per_rank or trainer.tokens_per_step
+    yield f"{tokens} tokens a step of {each}, as you say: nothing can check it"
 
 
 def _trainer(args: argparse.Namespace, command: str, name: str) -> OwnTrainer:

@@ -21,6 +21,7 @@ from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.own_trainer import UNCHECKED, OwnTrainer
 from runbook.records.run import NODE_NAMES, Ran
+from runbook.text import OF_ONES_OWN
 
 _MODEL = ("model", "nsa")
 
@@ -114,10 +115,11 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
     base = _as_planned(shipped_like(profile), profile)
     kept = sum(name in set(profile.required) for name in base.required)
     found = [f"plan {profile.plan.name}"] if profile.plan and not profile.plan.shipped else []
-    if kept < len(base.required):
-        found.append(f"for {kept} of {len(base.required)} checks")
     if profile.own_trainer is not None:
-        found.append(f"trainer {profile.own_trainer.name}: {UNCHECKED}")
+        by = f"judged from outside by {kept} of {len(base.required)} checks"
+        found.append(f"{profile.own_trainer.name}{OF_ONES_OWN}, {by}; {UNCHECKED}")
+    elif kept < len(base.required):
+        found.append(f"for {kept} of {len(base.required)} checks")
     changed = [f"{name}={word(value)}" for name, value in settings.config_overrides.items()]
     changed += _of_phases(profile, base)
     model = [text for text in changed if text.rpartition(":")[2].split(".")[0] in _MODEL]

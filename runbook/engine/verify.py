@@ -164,7 +164,8 @@ def verify_run(
         fingerprint=digest,
         files=sum(1 for _ in manifest.run_files(run_root)),
         checks=len(record.checks()),
-        measurements=sum(len(phase.measurements) for phase in record.phases),
+        measurements=sum(len(phase.measurements) for phase in record.phases)
+        + sum(check.measurement is not None for check in record.checks()),
         reports=reports,
         differences=tuple(dict.fromkeys([*differences, *found])),
         notes=tuple(notes),

@@ -32,7 +32,7 @@ _WATCHDOG = re.compile(
     r"|watchdog thread terminated with exception"
 )
 _OF_RANK = re.compile(r"\bRank (\d+)\]")
-_ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:")
+_ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:|^cannot start ")
 # A line of torchrun itself: of its log, or of a traceback through its files.
 _TORCHRUN = re.compile(r"torch[./]distributed[./]elastic|ChildFailedError|failed \(exitcode")
 TAIL_LINES = 400
@@ -211,14 +211,15 @@ def _first_to_fail(ranks: Sequence[RankState], exits: Sequence[RankExit]) -> Ran
 
 def _wordless(culprit: RankExit, console: Sequence[str]) -> str:
     """What is known of a rank that ended without its exit event: its code, its last error line."""
-    other = [
-        line
-        for line in console
-        if (m := RANK_LINE.match(line)) is None or int(m.group(1)) == culprit.rank
-    ]
     code = f"exit code {culprit.code}"
-    word = last_error(other)
+    word = last_error(without_others(console, culprit.rank))
     return f"{code}: {word}" if word else code
+
+
+def without_others(console: Sequence[str], rank: int | None) -> list[str]:
+    """The console without the lines of other ranks, which may only follow; all if None."""
+    told = [(line, RANK_LINE.match(line)) for line in console]
+    return [line for line, m in told if None in (m, rank) or (m and int(m.group(1)) == rank)]
 
 
 def said_by_watchdog(console: Sequence[str], rank: int | None) -> str:

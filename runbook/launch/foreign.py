@@ -23,6 +23,7 @@ from runbook.launch.end import (
     said_by_machine,
     signal_name,
     told_by_parent,
+    without_others,
 )
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.live_status import resident_mib
@@ -219,7 +220,7 @@ def classify_foreign(
     told = told_by_parent(console)
     culprit, code = next(iter(told.items()), (None, child_code))
     who = "the trainer" if culprit is None else f"rank {culprit}"
-    word = last_error(console)
+    word = last_error(without_others(console, culprit))
     name = signal_name(code)
     killed = killed_for_memory(name, oom)
     if killed or any(_OUT_OF_MEMORY.search(line) for line in console):

@@ -75,7 +75,8 @@ def _start(command: Sequence[str], environment: Mapping[str, str], libc: ctypes.
     try:
         os.execvpe(command[0], list(command), environment)  # noqa: S606 - no shell
     except OSError as error:
-        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}\n")
+        may = f"; chmod +x {command[0]}" if isinstance(error, PermissionError) else ""
+        sys.stderr.write(f"cannot start {command[0]}: {error.strerror}{may}\n")
         sys.stderr.flush()
     os._exit(_CANNOT_START)
 

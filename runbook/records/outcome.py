@@ -147,9 +147,10 @@ class Check(Sparse):
     setting that tells more; empty where it has none.
 
     `nodes` are those of a cluster that it holds to be at fault, with what speaks against them.
+    `choice` is what a comparison that could be decided says (`TIE`), which as an outcome is PASS.
     """
 
-    unsaid: ClassVar[tuple[str, ...]] = ("nodes", "confidence")
+    unsaid: ClassVar[tuple[str, ...]] = ("nodes", "confidence", "choice")
 
     id: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_.]+$")
     phase: str
@@ -171,6 +172,7 @@ class Check(Sparse):
     first_command: str = ""
     nodes: tuple[str, ...] = ()
     confidence: Confidence = Confidence.NONE
+    choice: str = ""
 
     @property
     def left_out(self) -> bool:

@@ -215,13 +215,15 @@ class Screen:
     """How a report is shown to a person; a file is written with the defaults.
 
     `color`: colors are welcome. `width`: the columns of a terminal; without it no line is
-    wrapped. `brief`: only what is left to say where the phases were shown while they ran.
+    wrapped. `brief`: only what is left to say where the phases were shown while they ran; `terse`:
+    of that the verdict, each cause in a line, and what to type.
     `program`: what its reader types for `runbook`.
     """
 
     color: bool = False
     width: int | None = None
     brief: bool = False
+    terse: bool = False
     program: str = "runbook"
 
     def typed(self, line: str) -> str:

@@ -73,9 +73,12 @@ def test_a_launch_that_ends_badly_has_a_line() -> None:
             launch,
             LaunchResult(status=LaunchStatus.HUNG, cause="rank 1 silent\nGO (forged)\x1b[2J"),
         )
+        stopped = LaunchResult(status=LaunchStatus.INTERRUPTED, cause="interrupted by SIGINT")
+        observer.launch_finished(launch, stopped)
     assert err.getvalue().splitlines() == [
         "      baseline/run1 starts again (attempt 2)",
         "      baseline/run1 hung: rank 1 silent\\nGO (forged)\\x1b[2J",
+        "      baseline/run1 interrupted by SIGINT",
     ]
 
 

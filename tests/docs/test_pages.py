@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,14 @@ def test_the_page_of_launches_has_the_extra_of_every_package_that_may_be_missed(
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_the_wheel_leads_to_nothing_that_a_wheel_lacks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / project["readme"]).read_text(encoding="utf-8")
+    assert not re.search(r"\]\((?!https:)|\bmake\b|\.venv", page)
+    assert "runbook init" in page and "runbook init" in README
+    assert project["authors"] and project["license"] == "Apache-2.0"
 
 
 def test_the_first_page_can_be_read_in_one_go() -> None:

@@ -23,7 +23,7 @@ def test_an_untouched_run_is_verified(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "newest").symlink_to(folder)
     for found in (verify(folder), verify(tmp_path / "newest")):
         assert (found.differences, found.notes) == ((), ())
-        assert (found.checks, found.measurements) == (4, 3)
+        assert (found.checks, found.measurements) == (4, 5)
         assert set(found.reports) == {*report_files().values()}
     copy = verify(Path(shutil.copytree(folder, tmp_path / "kept copy")))
     assert copy.ok and copy.notes == (f"the folder is kept copy, its run {folder.name}",)

@@ -60,7 +60,12 @@ def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
             "0::/a/b\n",
             90,
         ),
-        (group_tasks, {"pids/j/pids.max": "64\n", "pids.max": "9\n"}, "8:pids:/j\n1:cpu:/\n", 64),
+        (
+            group_tasks,
+            {"pids/j/pids.max": "64", "cpu/pids.max": "9"},
+            "8:pids:/j\n1:cpu:/\n",
+            64,
+        ),
         (group_tasks, {"pids.max": "max\n"}, "0::/\n", None),
         (group_tasks, {}, "0::/\n", None),
     ],
@@ -235,6 +240,14 @@ def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert child.wait(10) == 127
     end_kept(child)
     assert "cannot start no-such-program" in (tmp_path / "console").read_text()
+
+
+def test_a_command_that_may_not_be_started_is_told_with_what_lets_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.sh").write_text("#!/bin/sh\n")
+    child = kept(tmp_path, str(tmp_path / "mine.sh"))
+    child.wait(10)
+    end_kept(child)
+    assert f"Permission denied; chmod +x {tmp_path}/mine.sh" in (tmp_path / "console").read_text()
 
 
 def test_the_subreaper_carries_no_token_and_is_deaf_to_who_signals_its_command(

@@ -14,7 +14,10 @@ from runbook.folder import OWN_FOLDER
 from runbook.folder.launch.own_log import RowReader, last_steps, read_own_log
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.inputs import build_environment
-from runbook.records import Kind, LaunchStatus
+from runbook.launch.observer import Observer
+from runbook.launch.watch.live_status import LiveStatus
+from runbook.records import Kind, Launch, LaunchStatus
+from runbook.records.events import Pulse
 from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
 from runbook.tools.own_profile import guess, templated
 from tests.factory import records
@@ -134,6 +137,24 @@ def test_a_log_without_arrivals_has_no_clock(tmp_path: Path) -> None:
             LaunchStatus.CRASHED,
             "rank 1 was ended by SIGSEGV",
         ),
+        (
+            1,
+            (0, 0),
+            [
+                "[rank1]: KeyError: 'x'",
+                "[rank0]: RuntimeError: Connection closed by peer",
+                "E1 failed (exitcode: 1) local_rank: 1 (pid: 7) of binary: python",
+            ],
+            LaunchStatus.CRASHED,
+            "rank 1 ended with exit code 1: [rank1]: KeyError",
+        ),
+        (
+            127,
+            (0, 0),
+            ["cannot start ./t.sh: Permission denied; chmod +x ./t.sh"],
+            LaunchStatus.CRASHED,
+            "code 127: cannot start ./t.sh: Permission denied; chmod +x",
+        ),
     ],
 )
 def test_what_an_end_means(
@@ -154,6 +175,25 @@ def test_an_abort_while_python_ends_is_none_of_a_step(code: int, signal: str) ->
     assert before.kind is Kind.NONE and signal in before.cause
     other = classify_foreign(1, oom=(0, 0), console=["step 60", *failed], step=60, steps=60)
     assert other.kind is Kind.NONE
+
+
+@pytest.mark.parametrize(("heartbeats", "wanted"), [
+    (None, 0), (HeartbeatMap(path="{out}/{rank}.jsonl", step="step"), 2),
+])  # fmt: skip
+def test_how_many_ranks_live_is_told_where_each_tells_of_itself(
+    tmp_path: Path, heartbeats: HeartbeatMap | None, wanted: int
+) -> None:
+    """It said `ranks 1/1` of two ranks."""
+    own = _trainer(TABLE).model_copy(update={"heartbeats": heartbeats})
+    launch = records.launch(*own.argv(ranks=2, steps=3), kind="own", own=own, steps=3, nproc=2)
+    watch = ForeignWatch(tmp_path, "no such token", time.monotonic(), launch)
+
+    class Seen(Observer):
+        def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
+            assert pulse.wanted == wanted
+
+    live = LiveStatus(launch, tmp_path, steps=3, observer=Seen(), watch=None, enough=None)
+    live.look(watch.ranks, now=time.monotonic())
 
 
 @pytest.mark.parametrize(

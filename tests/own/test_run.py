@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from runbook.cli.trials import guessed
 from runbook.folder.manifest import check_manifest
+from runbook.records.own_trainer import LogMap, OwnTrainer
 from tests.executed import note
 from tests.own.runs import COUNTING
 from tests.shared import once
@@ -45,6 +48,7 @@ def _made(folder: Path) -> tuple[Path, list[str]]:
         folder, "init", "--trainer", trainer, "--tokens-per-rank", "100", "--profile", "cpu"
     )
     assert told.returncode == 0, told.stderr
+    (folder / "init.txt").write_text(told.stdout, "utf-8")
     path = folder / "counting.yaml"
     document = yaml.safe_load(path.read_text("utf-8"))
     (folder / "guessed.json").write_text(json.dumps(document), "utf-8")
@@ -78,6 +82,36 @@ def test_init_writes_a_profile_that_says_what_it_found(made: tuple[Path, list[st
     assert not {name for name in document["required"] if name.startswith(("nvtx", "sdpa"))}
 
 
+def test_init_says_what_nothing_can_check(made: tuple[Path, list[str]]) -> None:
+    said = (made[0] / "init.txt").read_text("utf-8")
+    assert "100 tokens a step of a rank, as you say: nothing can check it" in said
+    assert "no output folder" not in said and "no number of ranks" not in said
+    log = LogMap(pattern="loss (?P<loss>.+)")
+    trainer = OwnTrainer(name="t", command="t {steps}", single="t {steps}", log=log,
+                         tokens_per_step=9, source="test")  # fmt: skip
+    bare = "\n".join(guessed(trainer, Path("t.yaml")))
+    assert "read from such lines: loss (pattern in t.yaml)" in bare and "(?P<" not in bare
+    assert "no output folder" in bare and "put {out}" in bare and "put {ranks}" in bare
+
+
+def test_a_dry_run_says_why_a_phase_starts_nothing(made: tuple[Path, list[str]]) -> None:
+    told = runbook(made[0], "run", "--profile", "./counting.yaml", "--dry-run")
+    assert told.stdout.count("#   starts no process: all that it asks needs the trainer's con") == 5
+
+
+def test_its_folder_is_told_by_what_was_read_of_it(made: tuple[Path, list[str]]) -> None:
+    run = next((made[0] / "artifacts").glob("*/run.json")).parent
+    said = runbook(made[0], "inspect", str(run / "baseline" / "run1")).stdout
+    assert "counting is a trainer of your own: " in said and "readings of its loss in" in said
+    assert re.search(r"steps \d+-60", said) and "No training.csv, heartbeats" in said
+    assert "  next   runbook verify artifacts/" in made[1][1]
+    checks = {c["id"]: c for p in json.loads((run / "run.json").read_text())["phases"]
+              for c in p["checks"]}  # fmt: skip
+    seen = checks["baseline.ranks_alive"]["measurement"]
+    assert (seen["value"], seen["unit"]) == (2, "ranks")
+    assert checks["baseline.loss_finite"]["measurement"]["n"] == 60
+
+
 def test_a_probe_gets_the_variables_of_the_launches(made: tuple[Path, list[str]]) -> None:
     """Without OMP_NUM_THREADS a step of a probe took 15 times as long as one of a launch."""
     known = [json.loads(path.read_text("utf-8")) for path in made[0].rglob("launch.json")]
@@ -89,7 +123,10 @@ def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> 
     code, out, err = made[1]
     said = out + err
     assert code == "0", said
-    assert "GO for 5 of 76 checks, trainer counting: its data, model, gradients" in said
+    assert (
+        "GO: counting is a trainer of your own, judged from outside by 5 of 76 checks; its data, "
+        "model, gradients" in said
+    )
     assert "200 tokens a step as declared; function only" in said
     record = json.loads(next((made[0] / "artifacts").glob("*/run.json")).read_text("utf-8"))
     assert record["phases"][0]["launches"][0]["launch"]["own"]["name"] == "counting"

@@ -13,7 +13,7 @@ import pytest
 
 from reports.causes import Cause
 from reports.formats.terminal import render_terminal
-from reports.view import permit_of
+from reports.view import following, permit_of
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.engine.derive import render
@@ -205,8 +205,8 @@ def test_a_go_of_a_cpu_says_what_it_is_not_and_how_production_starts() -> None:
             profile_document={**CPU, "own_trainer": {"name": "theirs"}},
         )
     )
-    assert "runbook launch" not in f"{own.qualified}{own.says}{own.command}{own.instead}"
-    assert own.instead.startswith("Start your trainer as you do")
+    assert "runbook launch" not in f"{own.qualified}{own.says}{own.command}{own.does}"
+    assert "then start your trainer as you do" in own.does
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GO, Verdict.PARTIAL])
@@ -225,8 +225,13 @@ def test_a_busy_machine_is_told_beside_the_verdict(verdict: Verdict) -> None:
 
 
 def test_a_go_of_a_trainer_of_ones_own_and_of_a_launch_print_no_launch() -> None:
-    own = permit_of(on_a_cpu(profile_document={**CPU, "own_trainer": {"name": "theirs"}}))
-    assert not own.command and own.instead
+    document = {**CPU, "own_trainer": {"name": "theirs"}}
+    own = on_a_cpu(profile_document=document, exports={"OMP_NUM_THREADS": "1"})
+    (next_one,) = following(own, ())
+    assert next_one.command == permit_of(own).command == f"runbook verify /runs/{own.run_id}"
+    assert f"next   {next_one.command}" in render(own, "terminal")
+    words = "  Start your trainer as you do, with this in its shell:\nexport OMP_NUM_THREADS=1\n"
+    assert words in render(own, "terminal")
     launched = permit_of(on_a_cpu(options={**OPTIONS, "plan": "production"}))
-    assert (launched.command, launched.instead) == ("", "")
+    assert launched.command == ""
     assert launched.says == "Every phase of this launch passed its gate."

@@ -66,6 +66,15 @@ def test_advice_is_wrapped_under_its_first_word_and_a_command_is_not() -> None:
     assert f"    next   {rerun}" in lines and len(rerun) > 50
 
 
+def test_a_terse_one_keeps_verdict_causes_and_what_to_type() -> None:
+    checks = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(2)]
+    optional = row("baseline.y", Outcome.FAIL, Reason.CRASH, "beside", required=False)
+    record = made(by_hand("baseline", *checks, optional))
+    first, *shown = render_terminal(record, Screen(brief=True, terse=True)).splitlines()
+    assert first.startswith("NO-GO (")
+    assert [line.split()[0] for line in shown] == ["FAIL", "next", "FAIL", "next", "then"]
+
+
 def test_the_fourth_cause_is_told_with_its_command() -> None:
     checks = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(6)]
     shown = lines(made(by_hand("baseline", *checks)))

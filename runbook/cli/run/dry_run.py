@@ -82,8 +82,7 @@ def _print(
                 "#   collects facts about the checkout, torch, GPUs, disk, ports and processes"
             )
         if not launches:
-            why = phase.excluded(args.setup.context({}))
-            console.result(f"#   starts no process{f': {why}' if why else ''}")
+            console.result(f"#   starts no process{_why_none(phase, args.setup)}")
         everything.append([estimator(launch) for launch in launches])
         _print_launches(console, launches, args, estimator)
     console.result("")
@@ -91,6 +90,14 @@ def _print(
         console.result(f"# {line}")
     if refused := refusals(args, needs):
         console.result(f"# this would be refused ({len(refused)} above)")
+
+
+def _why_none(phase: Phase, setup: Setup) -> str:
+    """Why a phase plans no launch; empty where nothing keeps it from one."""
+    why = phase.excluded(setup.context({}))
+    if not why and setup.profile.own_trainer and not phase.collects:
+        why = "all that it asks needs the trainer's contract (docs/trainer-contract.md)"
+    return f": {why}" if why else ""
 
 
 def _print_launches(

@@ -193,18 +193,24 @@ def observer_for(console: Console, output: OutputFormat) -> RunView:
 def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
 
-    A quiet console gets the verdict's line, the fingerprint and the report's path, and on stderr
-    what could not be written: a record that was not kept has no fingerprint.
+    A quiet console gets the verdict's line, each cause with its next command, the fingerprint and
+    the report's path, and on stderr what could not be written: a record that was not kept has no
+    fingerprint.
     After an interruption every row that has no evidence would say so; the way to go on is what
     counts then.
     """
     from runbook.engine.derive import NOT_WRITTEN
 
     short = console.quiet or record.interrupted
-    width = None if short else console.width_out
-    screen = Screen(color=console.color_out, width=width, brief=True, program=typed_here())
+    screen = Screen(
+        color=console.color_out,
+        width=None if short else console.width_out,
+        brief=True,
+        terse=console.quiet,
+        program=typed_here(),
+    )
     text = render(record, "terminal", screen)
-    console.page(Painted(text.partition("\n")[0]) if short else text)
+    console.page(Painted(text.partition("\n")[0]) if record.interrupted else text)
     if record.interrupted:
         again = record.invocation.resume_line(record.run_id)
         console.result(f"resume  {screen.typed(again)}")

@@ -150,9 +150,10 @@ class TextObserver(RunView):
         self._enter(launch.phase)
         told = bool(result.cause) and result.cause in self._last_note
         if not result.ok and not told:
-            cause = f": {result.cause}" if result.cause else ""
-            text = f"{launch.phase}/{launch.name} {result.status.value}{cause}"
-            self._console.progress(_INDENT + text)
+            how = result.status.value.replace("_", " ")
+            says_so = result.cause.startswith(how)  # `interrupted by SIGINT`
+            how = result.cause if says_so else ": ".join(filter(None, (how, result.cause)))
+            self._console.progress(f"{_INDENT}{launch.phase}/{launch.name} {how}")
 
     def phase_finished(self, record: PhaseRecord) -> None:
         """The phase's line: outcome, its throughput if it has one, checks, time.

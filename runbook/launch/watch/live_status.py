@@ -198,7 +198,9 @@ class LiveStatus:
         if now < self._looked_at + _EVERY_S:
             return
         self._looked_at = now
-        pulse = pulse_of(list(ranks.values()), wanted=self.launch.voices, now=now)
+        # One voice of several ranks tells nothing of how many are alive.
+        wanted = self.launch.voices if self.launch.voices == self.launch.nproc else 0
+        pulse = pulse_of(list(ranks.values()), wanted=wanted, now=now)
         self.observer.launch_ranks(self.launch, pulse)
         self.watch_numbers()
         if self.resources is not None:

@@ -158,14 +158,16 @@ def inspection_parts(inspection: Inspection) -> Iterator[RenderableType]:
         if remarks:
             yield title
             yield table_of((), [(f"  {one.code}", f"{one.path}: {one.message}") for one in remarks])
-    yield _conclusion(len(suspicious), len(undecided))
+    yield _conclusion(len(suspicious), len(undecided), read=bool(inspection.directories))
 
 
-def _conclusion(suspicious: int, undecided: int) -> str:
+def _conclusion(suspicious: int, undecided: int, *, read: bool) -> str:
     if suspicious:
         things = how_many(suspicious, "suspicious thing")
         them = "it" if suspicious == 1 else "them"
         return f"{things}: quote no number of this run without {them}"
+    if not read:
+        return "nothing was read, so nothing is known of it"
     if undecided:
         return "nothing suspicious, but too little evidence to believe it"
     return "nothing suspicious"

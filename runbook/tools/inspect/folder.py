@@ -18,8 +18,9 @@ from runbook.folder.launch.rank_lines import RankLines
 from runbook.folder.launch.rank_log import rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
-from runbook.records import RankExit, Stop
+from runbook.records import LaunchResult, RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
+from runbook.text import listed
 from runbook.tools.inspect import (
     Inspection,
     RankFacts,
@@ -29,7 +30,14 @@ from runbook.tools.inspect import (
     RunDirectory,
     remarks_on,
 )
-from runbook.tools.inspect.training import account_remarks, as_planned, completed, inspect_training
+from runbook.tools.inspect.training import (
+    account_remarks,
+    as_planned,
+    completed,
+    ended_launch,
+    inspect_training,
+    other_trainer,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,8 +69,12 @@ def inspect_path(path: Path) -> Inspection:
     directories = tuple(directory for directory, _ in found)
     remarks = [one for _, said in found for one in said]
     if not found:
-        text = "no training.csv and no heartbeat_rank*.jsonl here or below"
-        remarks += remarks_on(".", [(RemarkCode.NOTHING_FOUND, text)])
+        names = sorted(entry.name for entry in path.iterdir())
+        text = (
+            f"no training.csv, no heartbeat_rank*.jsonl and no launch of another trainer here or "
+            f"below; it holds {listed(names) or 'nothing'}"
+        )
+        remarks += remarks_on(str(path), [(RemarkCode.NOTHING_FOUND, text)])
     return Inspection(path=str(path), directories=directories, remarks=tuple(remarks))
 
 
@@ -70,11 +82,18 @@ def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
     names = sorted(root.iterdir())
     if any(
         entry.name == TRAINING_CSV or HEARTBEATS.rank_of(entry.name) is not None for entry in names
-    ):
+    ) or _tells_more(root):
         yield root
     for entry in names:
         if depth < _DEEPEST and not entry.is_symlink() and entry.is_dir():
             yield from _run_directories(entry, depth + 1)
+
+
+def _tells_more(folder: Path) -> bool:
+    """Does the launcher's account say more than its files: a bad end, or another trainer?"""
+    documents = (read_json_object(folder / name, [])[0] for name in (LAUNCH_JSON, RESULT_JSON))
+    ended = ended_launch(*documents)
+    return ended is not None and (ended[0].own is not None or not ended[1].ok)
 
 
 def _inspect_one(
@@ -88,10 +107,14 @@ def _inspect_one(
     launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
     result, _ = read_json_object(folder / RESULT_JSON, problems)
     exits = _exits(result, problems)
-    ended = completed(launch, result)
+    known = ended_launch(launch, result)
+    ended = completed(known)
     stop = ended.stop if ended else None
     place = folder.relative_to(root).as_posix()
     remarks = remarks_on(place, [(RemarkCode.UNREADABLE, text) for text in problems])
+    if known and not known[1].ok and csv is None:
+        bad_end = (RemarkCode.FAILED_EXIT, _end(known[1]))
+        remarks += remarks_on((Path(place) / RESULT_JSON).as_posix(), [bad_end])
     if stop:
         text = f"stopped by {stop.by} after {stop.steps} of its steps, exit code {stop.code}"
         remarks += remarks_on(place, [(RemarkCode.PLANNED, text)])
@@ -120,8 +143,11 @@ def _inspect_one(
             path, relative_to=root, floor=limit, floor_source=source
         )
         remarks += found
+    elif known and known[0].own is not None:
+        remarks += remarks_on(place, other_trainer(folder, *known))
     else:
-        text = "heartbeats, but no training.csv: nothing can be measured"
+        there = "heartbeats" if ranks else f"{RESULT_JSON} (how it ended)"
+        text = f"{there}, but no training.csv: nothing can be measured"
         lost = ended is not None and ended.kind == "trainer"
         name = path.relative_to(root).as_posix()
         remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
@@ -140,6 +166,14 @@ def _inspect_one(
         loss_floor_source=source,
     )
     return directory, remarks if ended is None or lost else list(as_planned(remarks))
+
+
+def _end(result: LaunchResult) -> str:
+    """`crashed, rank 1: ZeroDivisionError: injected (exit code 1)`."""
+    how = result.status.value.replace("_", " ")
+    rank = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
+    code = "" if result.exit_code is None else f" (exit code {result.exit_code})"
+    return f"{how}{rank}: {result.cause or 'no cause is known'}{code}"
 
 
 def _table(path: Path, spec: RowSpec) -> pd.DataFrame | None:

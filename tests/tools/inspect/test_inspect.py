@@ -122,13 +122,13 @@ def test_each_fault_makes_its_own_finding(tmp_path: Path, name: str) -> None:
 
 
 def launched(
-    folder: Path, *, stop: str = "", status: str = "completed", kind: str = "trainer"
+    folder: Path, *, stop: str = "", status: str = "completed", kind: str = "trainer", **end: object
 ) -> None:
     """What the harness leaves beside a launch, that was to be stopped after 60 steps or not."""
     launch: dict[str, object] = {"name": "run", "phase": "long_run", "kind": kind, "argv": []}
     launch |= {"env": {}, "run_dir": "long_run/run", "nproc": 2, "steps": 120, "timeout_s": 60}
     launch |= {"stop": {"by": stop, "steps": 60}} if stop else {}
-    result = {"status": status, "stopped": {"step": 60} if stop else None}
+    result = {"status": status, "stopped": {"step": 60} if stop else None, **end}
     (folder / "launch.json").write_text(json.dumps({"run_token": TOKEN, "launch": launch}))
     (folder / "result.json").write_text(json.dumps(result))
 
@@ -252,6 +252,24 @@ def test_nothing_is_changed(tmp_path: Path) -> None:
     before = (_digests(tmp_path), tmp_path.stat().st_mtime_ns)
     inspect_path(tmp_path)
     assert (_digests(tmp_path), tmp_path.stat().st_mtime_ns) == before
+
+
+def test_a_launch_that_crashed_before_it_wrote_anything_is_told_by_its_end(tmp_path: Path) -> None:
+    folder = tmp_path / "run1"
+    folder.mkdir()
+    launched(folder, status="crashed", culprit_rank=1, cause="KeyError: 'x'", exit_code=7)
+    (remark, *_) = inspect_path(tmp_path).remarks
+    assert (remark.code, remark.path) == ("failed_exit", "run1/result.json")
+    assert remark.message == "crashed, rank 1: KeyError: 'x' (exit code 7)"
+    assert inspect_path(tmp_path).exit_code == 1
+
+
+def test_a_folder_in_which_nothing_is_known_is_named_with_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-9").mkdir()
+    (tmp_path / "trainer_state.json").write_text("{}")
+    said = text_of(inspect_path(tmp_path))
+    assert "no training.csv" in said and "holds checkpoint-9, trainer_state.json" in said
+    assert str(tmp_path) in said and "nothing suspicious" not in said
 
 
 def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
