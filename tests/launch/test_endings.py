@@ -62,8 +62,8 @@ def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
         ),
         (
             group_tasks,
-            {"pids/j/pids.max": "64", "cpu/pids.max": "9"},
-            "8:pids:/j\n1:cpu:/\n",
+            {"pids/j/pids.max": "64", "pids/k/pids.max": "9"},
+            "8:pids:/j\n1:cpu:/k\n",
             64,
         ),
         (group_tasks, {"pids.max": "max\n"}, "0::/\n", None),
