@@ -23,10 +23,11 @@ from nsa.launch.ranks import (
     choose_device,
     start_ranks,
 )
+from nsa.step.clock import StepClock
 from nsa.step.dispatch import is_out_of_memory, trial_step
 from nsa.step.engine import Engine
 from nsa.step.optimizer import learning_rate
-from nsa.step.sync import Agreed, StepClock
+from nsa.step.sync import Agreed
 from nsa.train.loop import Loop
 from nsa.train.settle import Tables, what_is_not_finite
 from nsa.witness.witness import Witness
@@ -213,7 +214,7 @@ def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, memory: bo
 
 def clock_that_reads(monkeypatch: pytest.MonkeyPatch, *readings: float) -> StepClock:
     """The clock of a step on a CPU, whose host reads these seconds, one after the other."""
-    monkeypatch.setattr("nsa.step.sync.perf_counter", iter(readings).__next__)
+    monkeypatch.setattr("nsa.step.clock.perf_counter", iter(readings).__next__)
     return StepClock(torch.device("cpu"))
 
 
