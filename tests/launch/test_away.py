@@ -106,11 +106,6 @@ def test_what_stood_still_with_its_trainer_or_hid_nothing_is_given_nothing(
         assert len(result.notes) == 1
 
 
-def test_a_record_says_nothing_of_a_harness_that_was_there() -> None:
-    told = LaunchResult.model_validate({"status": "completed", "ranks": [{"rank": 0, "code": 0}]})
-    assert "away_s" not in json.loads(told.model_dump_json())["ranks"][0]
-
-
 class Queue(Local):
     """Takes its time to begin, as a cluster does whose nodes are taken."""
 

@@ -60,7 +60,12 @@ def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
             "0::/a/b\n",
             90,
         ),
-        (group_tasks, {"pids/j/pids.max": "64\n", "pids.max": "9\n"}, "8:pids:/j\n1:cpu:/\n", 64),
+        (
+            group_tasks,
+            {"pids/j/pids.max": "64", "pids/k/pids.max": "9"},
+            "8:pids:/j\n1:cpu:/k\n",
+            64,
+        ),
         (group_tasks, {"pids.max": "max\n"}, "0::/\n", None),
         (group_tasks, {}, "0::/\n", None),
     ],

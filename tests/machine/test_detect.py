@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from runbook.config.load import is_shipped
-from runbook.config.setup import RunOptions
-from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
 from runbook.machine.gpu import detect_profile, profile_for
 from tests.factory.programs import program
@@ -145,13 +143,3 @@ def test_only_visible_cards_are_asked_for(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     with pytest.raises(UsageError, match="Tesla T4"):
         detect_profile(tmp_path)
-
-
-def test_a_run_on_an_unknown_card_is_a_usage_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    lists(tmp_path, "Tesla T4, 3\n")
-    with pytest.raises(UsageError, match="1 x Tesla T4"):
-        prepare(RunOptions(out=tmp_path)).plan()
-    assert prepare(RunOptions(out=tmp_path, profile="cpu")).plan(), "asked for by name, it is taken"

@@ -136,6 +136,7 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     assert parse_nvidia_smi(kept) == load("a100x2_busy")
     other = asked({"CUDA_VISIBLE_DEVICES": "1"})
     assert other["gpu.processes"].value == 0, "the variable of a launch decides"
+    assert other["gpu.count"].note == "GPU 1 of 2, CUDA_VISIBLE_DEVICES=1"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from runbook.engine.plan.prepare import prepare
 from runbook.errors import RunbookError, UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
+from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes import agent, files
@@ -86,6 +88,7 @@ def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
     script = done.out[done.out.index("sbatch <<'JOB'") :]
     for line in (
         "#SBATCH --nodes=2",
+        "#SBATCH --exclusive",
         "#SBATCH --ntasks-per-node=1",
         "#SBATCH --partition=gpu",
         "export NSA_DDP_BUCKET_MB=0.5",
@@ -197,3 +200,38 @@ def test_a_name_that_nobody_knows_is_told_long_before_the_job_is_given_up(
         Agent(tmp_path, job, second)._meet()
     assert set(asked) == {"first.jobs"} and len(asked) > 1
     assert time.monotonic() - began < 60
+
+
+def test_the_documents_of_all_nodes_become_those_of_the_launch(tmp_path: Path) -> None:
+    """In the order of the nodes, which is not that of their names; GPUs are counted on."""
+    xid = "NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."
+    for index, (name, problem) in enumerate((("n7", ""), ("n4", "no nvidia-smi"))):
+        (folder := tmp_path / NODES / name).mkdir(parents=True)
+        append_record(folder / NODE_JSONL, NodeState(node=name, index=index))
+        (folder / "console.log").write_text(f"of {name}")
+        gpus = [{"index": 0, "uuid": f"{name}a"}, {"index": 1, "uuid": f"{name}b"}]
+        devices = {"problem": problem, "driver": "580", "gpus": gpus}
+        (folder / "devices_before.json").write_text(json.dumps(devices))
+        kernel = {"source": "/dev/kmsg", "problem": "", "lost": bool(index), "others": 3}
+        kernel |= {"left_out": 1, "lines": [xid]}
+        (folder / "kernel_log.json").write_text(json.dumps(kernel))
+        load = {"problem": "", "cpus": 2, "total_s": 20.0, "others_s": 5.0 * index, "wall_s": index}
+        (folder / "load.json").write_text(json.dumps(load))
+        columns = GPU_SAMPLES.columns
+        rows = [",".join(str(place) for _ in columns) for place in (0, 1)]
+        (folder / "gpu_samples.csv").write_text("\n".join([",".join(columns), *rows, "torn"]))
+    lines, load_of_all = files.gather(tmp_path)
+    assert [line.node for line in lines] == ["n7", "n4"]
+    assert load_of_all is not None and (load_of_all.cpus, load_of_all.others) == (4, 0.125)
+    assert (tmp_path / "console.log").read_text() == "of n7\nof n4\n"
+    told = json.loads((tmp_path / "devices_before.json").read_text())
+    assert (told["problem"], told["driver"]) == ("n4: no nvidia-smi", "580")
+    found = [(gpu["index"], gpu["node"], gpu["uuid"]) for gpu in told["gpus"]]
+    assert found == [(0, "n7", "n7a"), (1, "n7", "n7b"), (2, "n4", "n4a"), (3, "n4", "n4b")]
+    told = json.loads((tmp_path / "kernel_log.json").read_text())
+    assert (told["lost"], told["others"], told["left_out"]) == (True, 6, 2)
+    assert told["lines"] == [xid, xid]
+    place = GPU_SAMPLES.columns.index("index")
+    samples = (tmp_path / "gpu_samples.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[place] for row in samples] == ["0", "1", "2", "3"]
+    assert not (tmp_path / "devices_after.json").exists()
