@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import string
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,7 @@ import torch
 
 from nsa.data.packing import ByteTokenizer, PackedSource, is_validation, open_tokenizer
 from nsa.data.source import DataError
-from nsa.data.text import Corpus, FinewebCorpus, LocalCorpus, Place, changes, digests
+from nsa.data.text import Corpus, Document, FinewebCorpus, LocalCorpus, Place, changes, digests
 
 # Letters of which a document of five is kept for validation, and the others.
 HELD = [c for c in string.ascii_letters if is_validation(c * 5)]
@@ -26,6 +26,12 @@ class Lettered:
     def __init__(self, letters: Sequence[str], rank: int = 0, world_size: int = 1) -> None:
         self.letters, self.rank, self.world_size = letters, rank, world_size
         self.read = 0
+
+    def documents(self, place: Place | None = None) -> Iterator[Document]:
+        for number in range(place["document"] if place else 0, len(self.letters)):
+            if number % self.world_size == self.rank:
+                self.read += 1
+                yield Document(text=self.letters[number] * 5, after={"document": number + 1})
 
     def contents(self) -> dict[str, str]:
         return {}
