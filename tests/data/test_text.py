@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import string
 import sys
 from collections.abc import Iterator, Sequence
@@ -63,6 +64,18 @@ def test_too_few_documents_are_an_error_not_a_hang() -> None:
 
 def texts(corpus: LocalCorpus, place: Place | None = None) -> list[str]:
     return [document.text for document in corpus.documents(place)]
+
+
+def test_a_copy_is_the_same_and_what_is_gone_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.txt").write_text(name)
+    copied = Path(shutil.copytree(folder, tmp_path / "elsewhere", copy_function=shutil.copyfile))
+    then = LocalCorpus(str(folder)).contents()
+    assert LocalCorpus(str(copied)).contents() == then
+    (copied / "a.txt").unlink()
+    assert changes(then, LocalCorpus(str(copied)).contents()) == ["a.txt is gone"]
 
 
 def test_of_large_files_blocks_are_read(tmp_path: Path) -> None:
