@@ -31,7 +31,8 @@ class Toggle:
 
     default None means that the config file decides. `choices`: all words of a choice, and what a
     yes/no toggle may be beside these two. `arm`: may change between the blocks of one launch.
-    `reader`: which part of the program acts on it.
+    `reader`: which part of the program acts on it. `passive`: it switches logging, watching or a
+    limit, so that its absence changes no number.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Toggle:
     maximum: float | None = None
     arm: bool = False
     reader: Reader = "trainer"
+    passive: bool = False
 
     def allowed(self) -> str:
         """The allowed values, for messages and tables."""
@@ -146,13 +148,17 @@ _ROWS: tuple[Toggle, ...] = (
     _row("bool", "DDP_DISABLE_GC", True, "gradient checkpointing off under DDP", "E8"),
     _row("bool", "DDP_SAFE_MODE", False, "conservative DDP: no compression, no fused kernels",
          "E19"),
-    _row("float", "PG_TIMEOUT_MIN", 15.0, "process-group timeout, minutes", "E15", minimum=0.01),
-    _row("bool", "TB_DISABLE", True, "0 writes TensorBoard events to tb/", "N1, E10"),
-    _row("bool", "DISABLE_CSV_LOGS", False, "write no training.csv and val.csv", "E10"),
-    _row("bool", "DISABLE_AUX_STATS", False, "gate health only, no branch statistics", "N1, E9"),
-    _row("int", "HEARTBEAT_EVERY", 1, "steps between progress heartbeats", "M1", minimum=1),
+    _row("float", "PG_TIMEOUT_MIN", 15.0, "process-group timeout, minutes", "E15", minimum=0.01,
+         passive=True),
+    _row("bool", "TB_DISABLE", True, "0 writes TensorBoard events to tb/", "N1, E10", passive=True),
+    _row("bool", "DISABLE_CSV_LOGS", False, "write no training.csv and val.csv", "E10",
+         passive=True),
+    _row("bool", "DISABLE_AUX_STATS", False, "gate health only, no branch statistics", "N1, E9",
+         passive=True),
+    _row("int", "HEARTBEAT_EVERY", 1, "steps between progress heartbeats", "M1", minimum=1,
+         passive=True),
     _row("int", "MEM_DUMP_EVERY", 0, "steps between memory snapshots, 0 for none", "M4",
-         minimum=0),
+         minimum=0, passive=True),
     _row("int", "ACCUM", None, "micro-batches per optimizer step", "E18", minimum=1),
     _row("float", "LR", None, "learning rate", "E18", minimum=0.0, maximum=10.0),
     _row("int", "SEQ_LEN", None, "tokens per sequence", minimum=2),

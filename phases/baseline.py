@@ -24,8 +24,8 @@ from phases.kit.measure import derived, in_file, rank_value, shown_only
 from phases.kit.rows import Row, RowPhase
 from phases.machine.samples import balance, headroom, utilisation
 from phases.training import require_sound, toggles_row, training_rows
+from phases.training.as_planned import effect_problem
 from phases.training.plausible import alike
-from phases.training.proofs import effect_problem
 from runbook.config.phase import Judgement, PlanContext
 from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Launch, Reason

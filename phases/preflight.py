@@ -8,7 +8,7 @@ from functools import partial
 
 from phases import machine
 from phases.kit import fixed_rules, spec, specs, table
-from phases.kit.case import Case
+from phases.kit.case import Case, broken_tests, judge_cases, report_of
 from phases.kit.commands import ceilings_launch, pytest_launch
 from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.measure import against
@@ -16,7 +16,6 @@ from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings, devices
 from phases.machine.bisection import bisection_rows, group_launches, next_launch
 from phases.machine.nodes import node_rows
-from phases.training.proofs import broken_tests, judge_cases, report_of
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import JUnitCase, PhaseEvidence

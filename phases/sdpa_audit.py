@@ -15,7 +15,7 @@ from phases.kit.finding import Finding, failed, invalid, missing, passed, skippe
 from phases.kit.measure import file_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training import toggles_row, training_rows
-from phases.training.proofs import effect_problem
+from phases.training.as_planned import effect_problem
 from runbook.config.phase import Judgement, PlanContext
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Launch, Reason, Table

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from phases.kit.case import Case
+from phases.kit.case import Case, judge_cases, report_of
 from phases.kit.commands import pytest_launch
 from phases.kit.finding import Finding, skipped
 from phases.kit.measure import derived
 from phases.kit.rows import Row, RowPhase, contract_only
-from phases.training.proofs import judge_cases, report_of
 from runbook.config.limits import Limit, LimitSpec
 from runbook.config.phase import PlanContext
 from runbook.records import Comparator, Launch, Outcome, Reason

@@ -16,8 +16,8 @@ from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import decided, derived, effective_rate, estimated
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training import require_sound, toggles_row
+from phases.training.as_planned import effect_problem
 from phases.training.plausible import alike
-from phases.training.proofs import effect_problem
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason
 from runbook.records.evidence import TrainingLog

@@ -12,12 +12,29 @@ from nsa.contract import ENV_JSON
 from nsa.toggles import TOGGLES
 from phases.kit import spec
 from phases.kit.commands import environment
-from phases.kit.finding import Finding, ending, incomplete, invalid, missing, whole
+from phases.kit.finding import (
+    Finding,
+    ending,
+    failed,
+    incomplete,
+    invalid,
+    missing,
+    passed,
+    skipped,
+    whole,
+)
 from phases.kit.measure import in_file
 from runbook.config.limits import Limit
 from runbook.config.phase import PlanContext
 from runbook.records import LaunchStatus, Measurement, Outcome, Reason
-from runbook.records.evidence import Fact, LaunchEvidence, PhaseEvidence, TrainingLog
+from runbook.records.evidence import (
+    Fact,
+    JUnitCase,
+    JUnitReport,
+    LaunchEvidence,
+    PhaseEvidence,
+    TrainingLog,
+)
 
 if TYPE_CHECKING:
     from runbook.config.limits import LimitSpec
@@ -198,3 +215,83 @@ def once(answer: Callable[[Case, str], T]) -> Callable[[Case, str], T]:
         return found
 
     return kept
+
+
+# -- tests that a launch ran: one that was skipped or not collected has not passed -----------------
+
+# What pytest returns where it ran all tests and some failed.
+_TESTS_FAILED = 1
+
+
+def report_of(case: Case, launch: str) -> JUnitReport:
+    """The JUnit file of a launch that ended by itself; raises where there is none.
+
+    pytest ends with 1 where tests failed, which the report tells better. One that was ended or
+    died is no evidence, even if the report of all its tests lies there already.
+    """
+    found = case.launch(launch)
+    by_itself = found.result.ok or found.result.exit_code == _TESTS_FAILED
+    if found.junit is not None and by_itself:
+        return found.junit
+    if found.junit is None and (by_itself or found.result.status is LaunchStatus.CRASHED):
+        reason = f"{launch}: no readable JUnit file; {found.result.cause or 'no cause recorded'}"
+        raise missing(reason, found.path("console"), follows=case.fault_of(launch))
+    end = ending(found)
+    raise replace(end, outcome=Outcome.INCOMPLETE, reason=f"no evidence: {end.reason}")
+
+
+def broken_tests(tests: Iterable[JUnitCase]) -> list[JUnitCase]:
+    """Those that failed, or could not be run."""
+    return [test for test in tests if test.status in ("failed", "error")]
+
+
+def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase], bool]) -> Finding:
+    """PASS only if at least one such test ran, all of them passed, and on the profile's device.
+
+    A test that passed on a device that it does not name proves nothing, on any machine.
+    """
+    report = report_of(case, launch)
+    tests = [test for test in report.cases if wanted(test)]
+    if not tests:
+        reason = f"{launch}: no test of {what} was collected"
+        return incomplete(Reason.NOTHING_COLLECTED, reason, evidence=(report.path,))
+    if any(test.status == "passed" and not test.properties.get("device") for test in tests):
+        return invalid(
+            Reason.NOT_PLAUSIBLE,
+            f"the tests of {what} passed on a device that {report.path} does not name",
+            evidence=(report.path,),
+            topic="unnamed_device",
+        )
+    devices = {test.properties.get("device", "") for test in tests} - {""}
+    elsewhere = sorted(device for device in devices if not device.startswith("cuda"))
+    if case.profile.has_gpu and elsewhere:
+        reason = f"the tests of {what} ran on {', '.join(elsewhere)}, not on the GPU"
+        return invalid(
+            Reason.WRONG_ENVIRONMENT,
+            reason,
+            evidence=(report.path,),
+            topic="test_device",
+            follows="preflight.cuda",
+        )
+    if broken := broken_tests(tests):
+        text = "; ".join(f"{test.name}: {_first_line(test.message)}" for test in broken)
+        value = _count(report, "tests_failed", len(broken), n=len(tests))
+        reason = f"{len(broken)} of {len(tests)} tests of {what} failed: {text}"
+        return failed(Reason.TEST_FAILED, reason, measurement=value)
+    left_out = [test for test in tests if test.status != "passed"]
+    if left_out:
+        why = _first_line(left_out[0].message) or "no reason given"
+        code = Reason.NEEDS_CUDA if "cuda" in why.lower() else Reason.NOTHING_COLLECTED
+        reason = f"{len(left_out)} of {len(tests)} tests of {what} were skipped: {why}"
+        return skipped(code, reason, evidence=(report.path,))
+    value = _count(report, "tests_passed", len(tests), n=len(tests))
+    plural = "" if len(tests) == 1 else "s"
+    return passed(f"{len(tests)} test{plural} of {what} passed", measurement=value)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else ""
+
+
+def _count(report: JUnitReport, name: str, value: int, *, n: int) -> Measurement:
+    return in_file(report.path, report.sha256, name, float(value), "tests", n=n)

@@ -1,11 +1,16 @@
-"""Did what a launch was planned with really run? Its env.json against the plan and the profile."""
+"""Did what a launch was planned with really run, and take effect?
+
+Its env.json against the plan and the profile, and each toggle by the ranks' reports: nothing is
+concluded from one that did nothing.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from nsa.toggles import TOGGLES
+from nsa.contract import INSTEAD, proof_text
+from nsa.toggles import TOGGLES, meaning
 from phases.kit.case import Case, once
 from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import file_value
@@ -175,3 +180,54 @@ def _other_digest(case: Case, package: Mapping[str, Any]) -> str:
     began = case.context.package
     ran = str(package.get("sha256") or "")[: len(began)]
     return ran if ran != began else ""
+
+
+# -- toggles -------------------------------------------------------------------------------------
+
+
+def toggles_in_force(env: Mapping[str, str]) -> dict[str, str]:
+    """The trainer toggles of a launch that must prove themselves."""
+    return {
+        name: value
+        for name, value in env.items()
+        if name in TOGGLES and TOGGLES[name].reader == "trainer" and not TOGGLES[name].passive
+    }
+
+
+def effect_problem(
+    launch: LaunchEvidence, toggle: str, value: str, *, arm: str | None = None
+) -> str:
+    """Why this toggle is not proven to have taken effect, or an empty string.
+
+    Proven means: at least one rank reports it, and no report says otherwise.
+    """
+    where = f" in arm {arm}" if arm else ""
+    reports = launch.effects(toggle, arm=arm)
+    # Two spellings may mean the same: `50` and `50.0`, `1` and `True`.
+    wanted = meaning(toggle, {toggle: value})
+    found = [one for one in reports if meaning(toggle, {toggle: str(one.value)}) == wanted]
+    if not found:
+        others = sorted({effect.value for effect in reports})
+        seen = f"; reported for {', '.join(others)}" if others else ""
+        return f"{toggle}={value}{where}: no proof that it took effect{seen}"
+    refused = [effect for effect in found if effect.took_effect is False]
+    if refused:
+        ranks = [
+            one.rank for one in launch.ranks if any(it is r for it in one.effects for r in refused)
+        ]
+        # One rank alone may run another path: its own file says so.
+        of_rank = f" on rank {', '.join(map(str, ranks))}" if len(ranks) < len(launch.ranks) else ""
+        told = proof_text(refused[0].evidence)
+        return f"{toggle}={value}{where}: did nothing{of_rank} ({told})"
+    if not any(effect.took_effect for effect in found):
+        return f"{toggle}={value}{where}: the trainer cannot tell whether it took effect"
+    return ""
+
+
+def slow_way(launch: LaunchEvidence, toggle: str) -> str:
+    """What ran, and why, where a toggle left the choice to the trainer and the fast way did not
+    run; an empty string where it did.
+    """
+    told = [one.evidence for one in launch.effects(toggle) if isinstance(one.evidence, Mapping)]
+    why = dict.fromkeys(str(evidence[INSTEAD]) for evidence in told if INSTEAD in evidence)
+    return f"{toggle}=auto is {'; '.join(why)}" if why else ""

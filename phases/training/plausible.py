@@ -12,7 +12,6 @@ from phases.kit.case import Case, once
 from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import log_value
 from phases.training.own import own_plausible
-from phases.training.proofs import PASSIVE
 from runbook.folder import facts
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
@@ -207,8 +206,8 @@ _IGNORED = (
     "effective.attention_path_reason",
     "effective.gradient_checkpointing_reason",
 )
-# Toggles that only watch or log, without those that take time from the steps.
-_OBSERVERS = PASSIVE - {"NSA_DISABLE_AUX_STATS", "NSA_MEM_DUMP_EVERY"}
+# Passive toggles that take time from the steps all the same.
+_TAKE_TIME = ("NSA_DISABLE_AUX_STATS", "NSA_MEM_DUMP_EVERY")
 
 
 def differences(
@@ -269,6 +268,6 @@ def _facts(env: Mapping[str, Any]) -> dict[str, Any]:
         found[key] = value
     given = recorded_toggles(env)
     for name, toggle in TOGGLES.items():
-        if name not in _OBSERVERS and toggle.reader == "trainer":
+        if toggle.reader == "trainer" and (not toggle.passive or name in _TAKE_TIME):
             found[f"toggles.{name}"] = given.get(name, toggle.default)
     return found

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from phases.kit.finding import Finding
-from phases.training.goodput import time_of
+from phases.stage import time_of
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, SetAside, TrainingLog
 from runbook.records.launch import Begun
