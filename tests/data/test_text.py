@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import string
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 from nsa.data.packing import ByteTokenizer, PackedSource, is_validation, open_tokenizer
 from nsa.data.source import DataError
-from nsa.data.text import Corpus, FinewebCorpus, LocalCorpus, Place, changes, digests
+from nsa.data.text import Corpus, Document, FinewebCorpus, LocalCorpus, Place, changes, digests
 
 # Letters of which a document of five is kept for validation, and the others.
 HELD = [c for c in string.ascii_letters if is_validation(c * 5)]
@@ -26,6 +27,12 @@ class Lettered:
     def __init__(self, letters: Sequence[str], rank: int = 0, world_size: int = 1) -> None:
         self.letters, self.rank, self.world_size = letters, rank, world_size
         self.read = 0
+
+    def documents(self, place: Place | None = None) -> Iterator[Document]:
+        for number in range(place["document"] if place else 0, len(self.letters)):
+            if number % self.world_size == self.rank:
+                self.read += 1
+                yield Document(text=self.letters[number] * 5, after={"document": number + 1})
 
     def contents(self) -> dict[str, str]:
         return {}
@@ -57,6 +64,18 @@ def test_too_few_documents_are_an_error_not_a_hang() -> None:
 
 def texts(corpus: LocalCorpus, place: Place | None = None) -> list[str]:
     return [document.text for document in corpus.documents(place)]
+
+
+def test_a_copy_is_the_same_and_what_is_gone_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.txt").write_text(name)
+    copied = Path(shutil.copytree(folder, tmp_path / "elsewhere", copy_function=shutil.copyfile))
+    then = LocalCorpus(str(folder)).contents()
+    assert LocalCorpus(str(copied)).contents() == then
+    (copied / "a.txt").unlink()
+    assert changes(then, LocalCorpus(str(copied)).contents()) == ["a.txt is gone"]
 
 
 def test_of_large_files_blocks_are_read(tmp_path: Path) -> None:
