@@ -16,6 +16,7 @@ from runbook.engine.plan.progress import Forecaster, Pace, estimate, forecast
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RankExit
 from runbook.records.events import Forecast, Pulse
+from runbook.records.launch import Stop
 from tests.phases import builder
 from tests.reports import samples
 
@@ -70,11 +71,13 @@ class Clock:
         return self.now
 
 
-def train(watched: Forecaster, clock: Clock, launch: Launch, step_s: float, steps: int) -> None:
+def train(
+    watched: Forecaster, clock: Clock, launch: Launch, step_s: float, steps: int, first: int = 1
+) -> None:
     watched.launch_started(launch, 1)
     clock.now += 10.0
-    for step in range(1, steps + 1):
-        clock.now += 5.0 if step == 1 else step_s
+    for step in range(first, first + steps):
+        clock.now += 5.0 if step == first else step_s
         watched.launch_progress(launch, step, launch.steps, None)
         watched.launch_ranks(launch, Pulse())
 
@@ -157,43 +160,16 @@ def test_where_an_estimate_comes_from() -> None:
     assert "phases.baseline.timeout_s" in told(BASE, replace(PACE, step_s=1e3))
 
 
-def busy(times: float) -> list[tuple[str, float, float]]:
-    """The profile's run on a machine so many times slower: where, what was told left, what was.
-
-    Told at the end of each launch; a launch takes its start-up of 3 s and steps of 0.1 s.
-    """
-    context = builder.context("cpu")
-    plans = {name: builder.PHASES[name].plan(context) for name in BUSY}
-    launches = [one for phase in plans.values() for one in phase if not one.conditional]
-    forecaster, told, clock = watched(launches, "cpu")
-    found = []
-    for launch in launches:
-        began, first = clock.now, launch.after + 1
-        forecaster.launch_started(launch, 1)
-        own = launch.stop.steps if launch.stop else launch.steps - launch.after
-        waits = [1.0] * 25 if launch.kind != "trainer" else [1.0] * 3 + [0.1] * own
-        for number, seconds in enumerate(waits):
-            clock.now += times * seconds
-            if launch.kind == "trainer" and number >= 3:
-                forecaster.launch_progress(launch, first + number - 3, launch.steps, None)
-            forecaster.launch_ranks(launch, Pulse())
-        took = LaunchResult(status=LaunchStatus.COMPLETED, duration_s=clock.now - began)
-        forecaster.launch_finished(launch, took)
-        found.append((launch.id, told.left_s, clock.now))
-    return [(name, left_s, clock.now - at) for name, left_s, at in found]
-
-
-BUSY = ("preflight", "baseline", "bucket_sweep", "nvtx", "long_run")
-
-
-@pytest.mark.parametrize("times", [1.0, 3.0])
-def test_on_a_busy_machine_what_is_told_is_right_once_something_trained(
-    times: float,
-) -> None:
-    """Its slowness counts once, and a launch that is stopped early by plan ends early."""
-    found = busy(times)
-    for name, left_s, really_s in found[2:]:
-        assert left_s == pytest.approx(really_s, rel=0.25, abs=3.0), name
+def test_a_launch_that_is_stopped_early_by_plan_ends_early() -> None:
+    """One that goes on from step 240 of 600, and is stopped after 20 steps of its own."""
+    stop = Stop(by="SIGTERM", steps=20)
+    stopped = BASE.model_copy(update={"steps": 600, "after": 240, "stop": stop})
+    assert forecast(stopped, PACE, PROFILE) == 10.0 + 20 * 0.25
+    whole = stopped.model_copy(update={"stop": None})
+    assert forecast(whole, PACE, PROFILE) == 10.0 + 360 * 0.25
+    forecaster, told, clock = watched([stopped])
+    train(forecaster, clock, stopped, 0.25, 10, first=241)
+    assert told.left_s == pytest.approx(10 * 0.25, abs=1.0)
 
 
 def test_what_nothing_measured_is_rough() -> None:

@@ -155,7 +155,6 @@ BASE = "phases/baseline/results/0"
     [
         ("acceptance/min_toks_per_s", 200_000, "acceptance.throughput", Verdict.NO_GO),
         ("acceptance/min_toks_per_s", 50_000, "target.too_low", Verdict.INCOMPLETE),
-        ("acceptance/min_toks_per_s", 39, "target.too_low", Verdict.INCOMPLETE),
         ("scored/1/row", "compression", "acceptance.rows", Verdict.INCOMPLETE),
         ("phases/long_run/status", "timed_out", "phase.not_passed", Verdict.INCOMPLETE),
         ("phases/nvtx/status", "crashed", "phase.not_passed", Verdict.NO_GO),
@@ -171,7 +170,6 @@ BASE = "phases/baseline/results/0"
         ("scored/6/claim", "FAIL: loss is NaN", "claim.not_passed", Verdict.NO_GO),
         ("scored/5/claim", "deferred", "claim.not_passed", Verdict.INCOMPLETE),
         ("phases/long_run/claim", "diverged at step 80", "claim.not_passed", Verdict.NO_GO),
-        ("phases/baseline/status", "crashed", "phase.not_passed", Verdict.NO_GO),
         (f"{BASE}/launches", [102e3, 98e3, 99e3], "acceptance.throughput", Verdict.NO_GO),
         (f"{BASE}/config", "", "acceptance.throughput", Verdict.INCOMPLETE),
         ("phases/single_gpu/results", [], "scaling.not_shown", Verdict.INCOMPLETE),
@@ -194,23 +192,6 @@ def test_a_claim_that_denies_a_failure_is_none(claim: str) -> None:
     assert judge(spoil("phases/long_run/claim", claim)).verdict is Verdict.GO
 
 
-def test_rates_divided_by_a_hundred_are_implausible() -> None:
-    """Floor and rates alike, so that each still reaches it: nothing but the machine says no."""
-    data = honest()
-    data["acceptance"]["min_toks_per_s"] /= 100
-    data["scored"][0]["value"] /= 100
-    for table in data["phases"].values():
-        for line in table.get("results", ()):
-            line["launches"] = [rate / 100 for rate in line["launches"]]
-    judgement = judge(data)
-    assert judgement.verdict is Verdict.INCOMPLETE
-    assert {item.phase for item in judgement.contradictions if item.rule == "plausible.mfu"} == {
-        "baseline",
-        "bucket_sweep",
-        "single_gpu",
-    }
-
-
 @pytest.mark.parametrize("phase", ["baseline", "fineweb"])
 @pytest.mark.parametrize("name", sorted(RULES))
 def test_no_contradiction_leaves_a_go(
@@ -223,12 +204,6 @@ def test_no_contradiction_leaves_a_go(
         monkeypatch.setitem(RULES, name, rule)
         fails = outcome is Outcome.FAIL and phase == "baseline"
         assert judge(honest()).verdict is (Verdict.NO_GO if fails else Verdict.INCOMPLETE)
-
-
-def test_another_config_in_the_acceptance_row() -> None:
-    data = spoil("configs/easy", {"seq_len": 512, "batch": 2})
-    data["scored"][0]["config"] = "easy"
-    assert "acceptance.config" in broken(judge(data))
 
 
 def test_a_tie_keeps_the_configured_value() -> None:
@@ -283,13 +258,6 @@ def test_bad_values(change: tuple[str, object], says: str, tmp_path: Path) -> No
     assert says in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_a_name_that_is_no_report() -> None:
     with pytest.raises(UsageError, match="did you mean 'report_v4'"):
         load_report("report_v")
-    path = tmp_path / "x.yaml"
-    path.write_text("- 1\n")
-    with pytest.raises(UsageError, match="expected a mapping"):
-        load_report(str(path))
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(UsageError, match="cannot be read"):
-        load_report(str(path))

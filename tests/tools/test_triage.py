@@ -11,7 +11,14 @@ from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
-from runbook.records import Launch, LaunchResult, LaunchStatus, RankExit
+from runbook.records import (
+    Launch,
+    LaunchEntry,
+    LaunchResult,
+    LaunchStatus,
+    RankExit,
+    RunRecord,
+)
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
 from runbook.tools.triage import run_steps
@@ -77,6 +84,49 @@ def test_targets(tmp_path: Path) -> None:
     found = find_target(tmp_path)
     assert found.launch == launch
     assert found.steps == 510  # far enough to come to the failing step again
+
+
+def no_go(folder: Path, status: LaunchStatus, kind: str = "trainer") -> RunRecord:
+    """A run below its floor of 39 tok/s whose first launch ended so."""
+    record = samples.no_go()
+    first, baseline, *others = record.phases
+    (entry,) = baseline.launches
+    launch = entry.launch.model_copy(update={"kind": kind})
+    result = entry.result.model_copy(update={"status": status, "cause": "a test"})
+    slow = baseline.model_copy(update={"launches": (LaunchEntry(launch=launch, result=result),)})
+    record = record.model_copy(update={"phases": (first, slow, *others)})
+    (folder / "run.json").write_text(record.model_dump_json())
+    return record
+
+
+@pytest.mark.parametrize(
+    ("status", "symptom"),
+    [
+        (LaunchStatus.NON_FINITE, "non_finite"),
+        (LaunchStatus.OUT_OF_MEMORY, "memory"),
+        (LaunchStatus.HUNG, "failure"),
+        (LaunchStatus.COMPLETED, "throughput"),
+    ],
+)
+def test_a_run_is_triaged_as_what_went_wrong(
+    tmp_path: Path, status: LaunchStatus, symptom: str
+) -> None:
+    """Of a run that only was too slow, by its floor unless another one is given."""
+    no_go(tmp_path, status)
+    assert find_target(tmp_path).symptom == symptom
+    if symptom == "throughput":
+        assert find_target(tmp_path).floor_toks_per_s == 39.0
+        assert find_target(tmp_path, floor=50.0).floor_toks_per_s == 50.0
+
+
+def test_only_a_training_launch_is_triaged(tmp_path: Path) -> None:
+    no_go(tmp_path, LaunchStatus.CRASHED, "pytest")
+    with pytest.raises(UsageError, match=r"no training launch of .* failed"):
+        find_target(tmp_path)
+    (tmp_path / "run.json").unlink()
+    left(fake_launch().model_copy(update={"kind": "ceilings"}), tmp_path)
+    with pytest.raises(UsageError, match="is a ceilings launch; only training runs are triaged"):
+        find_target(tmp_path)
 
 
 def test_low_throughput_is_measured(tmp_path: Path) -> None:
