@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from runbook.config.limits import Limit
 
 # Where the limit is only shown the projection has none; the leak is still looked for.
 _UNLIMITED_MIB = 1e12
@@ -136,16 +135,16 @@ def projected_plateau(
     finding = decided(decision, value)
     grows = finding.code is Reason.BELOW_LIMIT
     code, topic = (Reason.LEAK, "leak") if grows else (finding.code, "")
-    title = _growth(decision, who, limit if limit.gated else None) if grows else ""
+    title = _growth(decision, who, limit.value * ranks if limit.gated else None) if grows else ""
     return replace(finding, code=code, reason=f"{who}: {finding.reason}", topic=topic, title=title)
 
 
-def _growth(decision: Decision, who: str, limit: Limit | None) -> str:
+def _growth(decision: Decision, who: str, limit_gib: float | None) -> str:
     """The growth in one sentence; empty where a rank is over its limit without growing."""
     slope, end = decision.details["slope_mib_per_step"], decision.estimate
     if not isinstance(slope, float) or slope <= 0 or end is None:
         return ""
-    bound = f" (limit {limit.value:g} GiB)" if limit else ""
+    bound = f" (limit {limit_gib:g} GiB)" if limit_gib else ""
     return (
         f"Memory of {who} grows by {slope:.2g} MiB per step: {end / MIB_PER_GIB:.3g} GiB by the "
         f"end of production{bound}."
