@@ -207,13 +207,3 @@ def typed_here() -> str:
 def shipped_names(folder: Path) -> tuple[str, ...]:
     """Names of the shipped documents in alphabetical order, none of them read: for `--help`."""
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
-
-
-def presets_folder() -> Path:
-    """Where the shipped presets lie. Raises RunbookError."""
-    return data_path("configs") / "presets"
-
-
-def preset_names() -> tuple[str, ...]:
-    """Names of the shipped presets, in alphabetical order."""
-    return shipped_names(presets_folder())

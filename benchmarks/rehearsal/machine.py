@@ -47,7 +47,7 @@ class Machine:
     """What the generator knows of a machine. The defaults are a healthy pair of A100 on PCIe 4.
 
     stopped_by: rows of which each has to stop it (not PASS, required); none: it must be GO.
-    gpu: fields of `smi.Gpu` that differ, by index. paces: of each GPU and its rank.
+    gpu: fields of `Gpu` that differ, by index. paces: of each GPU and its rank.
     loaded_generation: of PCIe under load, where it is not the best that the slot can do.
     after_launch, kernel_log: what the counters show and the kernel writes from a launch on.
     hot, busy_link_bytes_s: paces and the link while it trains, where they are others than those

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.rehearsal import smi
+from benchmarks.rehearsal.hardware import Gpu, query_xml, topology
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.trainer.rundir import NCCL, SHA, TORCH
 from tests.factory.programs import program
@@ -101,13 +101,13 @@ class Bench:
         text = [f"<6>[{900 + n:5d}.{n:06d}] {line}" for n, line in enumerate(self._log)]
         (self.state / "kernel.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
 
-    def show(self, gpus: Sequence[smi.Gpu], *, lost: str = "") -> None:
+    def show(self, gpus: Sequence[Gpu], *, lost: str = "") -> None:
         """What nvidia-smi tells from now on; `lost` is what it says of a GPU that is gone."""
-        text = smi.query_xml(self.machine.driver, gpus)
+        text = query_xml(self.machine.driver, gpus)
         files = {
             "query.xml": f"{lost}\n" if lost else text,
             "code.txt": "15" if lost else "0",
-            "topology.txt": smi.topology(gpus, self.machine.link),
+            "topology.txt": topology(gpus, self.machine.link),
             "list.txt": "".join(f"GPU {g.index}: {g.card.name} (UUID: {g.uuid})\n" for g in gpus),
         }
         for name, content in files.items():

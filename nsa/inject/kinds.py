@@ -274,7 +274,7 @@ KINDS: dict[str, Install] = {
     "zero_gradients": at_step(_silence_gradients),
     "gate_collapse": at_step(_collapse_gates),
     "drift": at_step(_drift),
-    "flatline": instead("nsa.step.sync", "Mark.seconds", lambda _real, _mark: 0.125),
+    "flatline": instead("nsa.step.clock", "Mark.seconds", lambda _real, _mark: 0.125),
     "leak": at_step(_leak, every=True),
     "device_oom": at_step(_device_oom),
     "host_oom": at_step(_host_oom),

@@ -36,13 +36,15 @@ ROW_GROUP = 20
 
 
 def texts() -> list[str]:
-    """Documents of 14 to 74 characters, no two of them alike; together they have all SIGNS.
+    """Documents of 14 to 141 characters, no two of them alike; together they have all SIGNS.
+
+    Any share has one that is held out in its first quarter, which a second epoch comes to.
 
     Where the file can hold them, some have blanks and line ends of each kind around them, or a
     NUL, and one of each file is empty, which is a document all the same.
     """
     words = [
-        f"{n}: {signs_of(n)}{'äß' * (n % 3)}{'abcdefghij' * (n % 6)}".strip()
+        f"{n}:> {signs_of(n)}{'äß' * (n % 3)}{'abcdefghij' * (n % 6)}".strip()
         for n in range(DOCUMENTS)
     ]
     odd = {0: "{} \n", 1: "\t {}\r\n", 2: "{}\0{}", 3: "\r{}", EMPTY: ""}

@@ -15,6 +15,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from time import sleep
 from types import ModuleType
@@ -23,7 +24,8 @@ from typing import Any
 import pytest
 
 from nsa.data.packing import PackedSource, open_source, open_tokenizer
-from nsa.data.source import DEPTH, Batch, DataError, PrefetchSource, Source
+from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource, Source
+from nsa.data.text import digests
 from nsa.settings import DataSection, Share
 from nsa.step.engine import Engine, StepOutcome
 from nsa.tests.corpus import (
@@ -282,7 +284,7 @@ def test_what_was_trained_on_is_let_go(tmp_path: Path) -> None:
 def test_a_batch_that_had_to_be_waited_for_is_counted(
     corpus: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or nobody learns that the data are what is slow."""
+    """Or nobody learns that the data are what is slow; one that takes too long ends the run."""
     fetch = PackedSource.fetch
 
     def slow(source: PackedSource) -> Batch:
@@ -291,10 +293,15 @@ def test_a_batch_that_had_to_be_waited_for_is_counted(
 
     monkeypatch.setattr(PackedSource, "fetch", slow)
     source = opened(corpus, 0, 1)
+    assert isinstance(source, PrefetchSource)
     try:
         for _ in range(4):
             source.fetch()
         told = source.statistics()
+        source.timeout_s = 0.001
+        with pytest.raises(DataStallError):
+            for _ in range(DEPTH + 2):
+                source.fetch()
     finally:
         source.close()
     assert told is not None and told["waits"] >= 2 and told["wait_s"] > 0.05, told
@@ -456,6 +463,23 @@ def test_reading_does_not_go_on_in_other_files(
             second.seek(position)
     finally:
         second.close()
+
+
+def test_of_files_that_are_too_large_to_read_each_part_is_looked_at(tmp_path: Path) -> None:
+    """A quarter of it, from the first byte to the last."""
+    file, size = tmp_path / "a.txt", 1 << 20
+
+    def known(*places: int) -> dict[str, str]:
+        content = bytearray(size)
+        for place in places:
+            content[place] = 1
+        file.write_bytes(content)
+        return digests(tmp_path, [file], most_bytes=size // 4)
+
+    unread = known()
+    looked = [place for place in (*range(0, size, 1 << 15), size - 1) if known(place) != unread]
+    assert (looked[0], looked[-1]) == (0, size - 1)
+    assert max(b - a for a, b in pairwise(looked)) < size // 3
 
 
 def test_a_line_that_is_damaged_is_no_blank_one(tmp_path: Path) -> None:

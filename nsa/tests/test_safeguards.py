@@ -16,6 +16,7 @@ from collections.abc import Collection
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from nsa.launch.plan import Place
+from nsa.launch.process import take_signals
 from nsa.launch.ranks import Ranks, parameter_hash
-from nsa.step import clock
+from nsa.step import sync
 from nsa.step.sync import Posted, post
 from nsa.tests.launched import (
     STEPS,
@@ -210,7 +212,7 @@ def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, rank: int
 ) -> None:
     """With the next one at the latest, and on CUDA one later. A step may take as long as four."""
-    monkeypatch.setattr(clock.Mark, "seconds", lambda _: 30.0)
+    monkeypatch.setattr(sync.Mark, "seconds", lambda _: 30.0)
     loop = trainer(tmp_path, save_every=STEPS)
     place = Place(rank=rank, local_rank=0, world_size=1, nodes=1, from_torchrun=False)
     loop.ranks = Ranks(place=place, device=device(), grouped=False)
@@ -229,6 +231,23 @@ def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
     assert loop.step <= 3 + (device().type == "cuda"), f"it went on to step {loop.step}"
     assert kept(tmp_path) == [loop.step]
     assert loop.termination.grace_s == 4 * 30.0
+
+
+def test_a_rank_takes_the_signals_of_its_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two end it in an orderly way, one shows stacks, and it does not outlive who started it."""
+    taken: dict[int, Any] = {}
+    asked: list[tuple[int, ...]] = []
+    libc = SimpleNamespace(prctl=lambda *words: asked.append(words) or 0)
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: libc)
+    monkeypatch.setattr("faulthandler.register", lambda number, **_: taken.update({number: None}))
+    monkeypatch.setattr("signal.signal", lambda number, do: taken.update({number: do}))
+    monkeypatch.setattr("signal.set_wakeup_fd", lambda *_, **__: None)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        termination = take_signals({"TORCHELASTIC_RUN_ID": "one"})
+        taken[number](number, None)
+        assert termination.reason == number.name
+    assert signal.SIGUSR1 in taken
+    assert {words[:2] for words in asked} == {(1, signal.SIGKILL)}
 
 
 @torch.no_grad()
@@ -270,7 +289,7 @@ def test_a_step_is_timed_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyP
     """The time of day jumps by an hour at every look, as a copy of the module finds it."""
     jumps = count(0.0, 3600.0)
     monkeypatch.setattr(time, "time", lambda: next(jumps))
-    spec = spec_from_file_location("timed", clock.__file__)
+    spec = spec_from_file_location("timed", sync.__file__)
     assert spec is not None and spec.loader is not None
     copy = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "timed", copy)

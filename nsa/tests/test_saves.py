@@ -78,7 +78,8 @@ def test_checkpoints_that_stay_are_those_that_were_asked_for(
     loop = trainer(tmp_path, "train.eval_every=1", "train.eval_batches=1", *settings)
 
     def hook(model: nn.Module, _inputs: Any, logits: Tensor) -> Tensor:
-        assert logits.requires_grad == model.training, "an evaluation keeps a graph for gradients"
+        told = "an evaluation keeps a graph for gradients, or leaves the model in its mode"
+        assert logits.requires_grad == model.training, told
         return logits if model.training else logits * 8 * WORSE[loop.step - 1]
 
     loop.engine.model.register_forward_hook(hook)

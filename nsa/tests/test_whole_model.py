@@ -180,6 +180,7 @@ def test_bf16_has_the_gradients_of_float64_but_for_its_rounding(case: str, folde
     made: list[torch.Tensor] = []
     half.model.head.register_forward_hook(lambda _, inputs, logits: made.append(logits))
     loss = half.loss(torch.from_numpy(tokens).to(half.device))
+    assert made[0].dtype == torch.bfloat16, "the model does not run in bf16"
     # The step's numbers are of float32, and a loss of bf16 has steps of 0.02 nats.
     (logits,) = (one.detach().double().cpu().numpy() for one in made)
     exact_loss = oracle.cross_entropy(logits, tokens[:, 1:])

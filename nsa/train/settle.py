@@ -17,8 +17,9 @@ from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat, LineFile, say
 from nsa.launch.process import GRACE_S, Termination
 from nsa.layer import gate_stats
+from nsa.step.clock import Mark
 from nsa.step.engine import Engine
-from nsa.step.sync import Agreed, Arriving, Mark, Posted
+from nsa.step.sync import Agreed, Arriving, Posted
 
 
 @dataclass(frozen=True, kw_only=True)

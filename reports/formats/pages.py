@@ -13,9 +13,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from reports.formats.nodes import accused_of
-from reports.plots.bars import Interval, Timeline
-from reports.plots.traces import Traces
+from reports.formats.cases import accused_of
+from reports.plots.figures import Interval, Timeline, Traces
 from reports.summary import summarize
 from reports.text import template_environment
 from reports.view import build_view, permit_of

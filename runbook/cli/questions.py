@@ -8,14 +8,13 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems, number_type
 from runbook.cli._runs import find_run, folder_of, load_told, refuse_changed
 from runbook.console import Console, marked, table_of
-from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for
+from runbook.errors import ProgramExit, choice_for
 from runbook.text import how_many
 
 if TYPE_CHECKING:
@@ -162,16 +161,13 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     """Run the failing command unchanged, then with one change at a time, in the order of the
     operator's cheatsheet and the failure playbook, and stop at the first change that makes
     the failure go away. A change that helps is repeated, in turn with the command as it was,
-    until chance would hardly look so. RUN|CONFIG is a run's folder or id (its first failed launch
-    is taken), a launch's directory, or a trainer config.
+    until chance would hardly look so. RUN is a run's folder or id (its first failed launch is
+    taken), or a launch's directory.
 
     options:
-      target [RUN|CONFIG]  default: the newest run
+      target [RUN]         default: the newest run
       --dry-run            show the steps; start nothing
       --floor TOK_S        triage low throughput: this many tok/s are fast enough (default: none)
-      --ranks N            ranks for a config (default: 2)
-      --profile NAME|FILE  ranks and variables for a config; without RUN|CONFIG, also the config
-                           (default: none)
       --set KEY=VALUE      a variable or config key that every try has, as for `runbook run`;
                            repeatable (default: none)
       --steps N            steps of each try (default: 30, or past the failing step)
@@ -179,7 +175,7 @@ def triage(args: argparse.Namespace, console: Console) -> int:
 
     examples:
       runbook triage                        the newest run
-      runbook triage --dry-run configs/m7c_125m_2xa100_production.yaml
+      runbook triage --dry-run artifacts/20260131T120000Z-1a2b3c4
       runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1
     exit codes: 0 a step helped, 1 none did, 2 usage, 3 it did not fail again, or comes and goes
     """
@@ -206,46 +202,17 @@ def triage(args: argparse.Namespace, console: Console) -> int:
 
 
 def _target(args: argparse.Namespace, console: Console) -> Target:
-    """The launch to repeat; a config has this shell's variables, a run keeps its own."""
-    from nsa.contract import CONFIG_VARIABLE
-    from runbook.config.load import load_profile
-    from runbook.config.precedence import SHELL, differing, shell_settings, told
-    from runbook.config.settings import parse_settings, variable_problems
-    from runbook.tools.triage_target import CONFIG_ENDINGS, find_target, with_choices
+    """The launch to repeat, which keeps its own variables."""
+    from runbook.config.precedence import differing, shell_settings
+    from runbook.config.settings import parse_settings
+    from runbook.tools.triage_target import find_target, with_choices
 
-    typed = parse_settings(args.settings)
-    profile = load_profile(args.profile) if args.profile else None
-    here = shell_settings(os.environ)
-    default = here.get(CONFIG_VARIABLE, profile.config) if profile else None
-    path = _path(args.target or default, args.out)
-    target = find_target(path, floor=args.floor, ranks=args.ranks, profile=profile)
-    if path.suffix not in CONFIG_ENDINGS:
-        if found := list(differing(target.launch.env, {}, here)):
-            console.error(f"warning: the failing launch keeps its variables: {'; '.join(found)}")
-        return with_choices(target, typed, steps=args.steps)
-    shell = {name: value for name, value in here.items() if name != CONFIG_VARIABLE}
-    if problems := [f"in this shell: {text}" for text in variable_problems(shell)]:
-        raise UsageError(problems)
-    for text in told(shell, dict.fromkeys(shell, SHELL), profile.variables if profile else {}):
-        console.progress(f"set {text}")
-    typed = replace(typed, toggles={**shell, **typed.toggles})
+    typed, named = parse_settings(args.settings), args.target
+    path = Path(named) if named and Path(named).exists() else find_run(named, args.out)
+    target = find_target(path, floor=args.floor)
+    if found := list(differing(target.launch.env, {}, shell_settings(os.environ))):
+        console.error(f"warning: the failing launch keeps its variables: {'; '.join(found)}")
     return with_choices(target, typed, steps=args.steps)
-
-
-def _path(text: str | None, out: Path) -> Path:
-    from runbook.launch.command import resolve_config
-    from runbook.tools.triage_target import CONFIG_ENDINGS
-
-    if text is None:
-        return find_run(None, out)
-    if Path(text).exists():
-        return Path(text)
-    try:
-        return resolve_config(text)
-    except RunbookError:
-        if Path(text).suffix in CONFIG_ENDINGS:
-            raise
-        return find_run(text, out)
 
 
 def _show_steps(console: Console, target: Target) -> None:

@@ -22,7 +22,7 @@ from nsa.toggles import TOGGLES
 from runbook.config.profile import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean, meant, shown
-from runbook.files import preset_names, presets_folder, read_given, shipped_names
+from runbook.files import data_path, read_given, shipped_names
 from runbook.records.measurement import Record
 
 if TYPE_CHECKING:
@@ -224,12 +224,21 @@ class Preset(Record):
         return TOGGLES[name].meaning if name in TOGGLES else self.env[name].meaning
 
 
+def preset_names() -> tuple[str, ...]:
+    """Names of the shipped presets, in alphabetical order."""
+    return shipped_names(_presets())
+
+
+def _presets() -> Path:
+    return data_path("configs") / "presets"
+
+
 def load_preset(name: str) -> Preset:
     """A shipped preset. Raises UsageError that lists every wrong key and value."""
     names = preset_names()
     if name not in names:
         raise UsageError(f"no preset {name!r}{choice_for(name, names)}")
-    document = whole_document("preset", name, presets_folder())
+    document = whole_document("preset", name, _presets())
     preset = validated(Preset, document, f"preset {name}")
     if problems := variable_problems(preset.variables):
         raise UsageError([f"preset {name}: {text}" for text in problems])

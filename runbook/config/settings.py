@@ -163,12 +163,7 @@ def variable_problems(values: Mapping[str, str]) -> list[str]:
         if name not in TOGGLES and (name.startswith("NSA_") or not may_be_set(name))
     ]
     toggles = {name: value for name, value in values.items() if name in TOGGLES}
-    return [
-        *problems,
-        *_broken_lines(values),
-        *_nccl_problems(values),
-        *_toggle_problems(toggles),
-    ]
+    return [*problems, *_broken_lines(values), *_nccl_problems(values), *_toggle_problems(toggles)]
 
 
 def _broken_lines(values: Mapping[str, Scalar]) -> list[str]:
@@ -225,20 +220,17 @@ _HEADERS = "include/torch/csrc/distributed/c10d"
 _FAMILY = re.compile(r"\bTORCH_(?:NCCL|FR)_[A-Z0-9_]+\b")
 
 
-def torch_variables(torch_home: Path | None = None) -> frozenset[str]:
+def torch_variables() -> frozenset[str]:
     """The TORCH_NCCL_* and TORCH_FR_* names that the installed torch reads, from its headers.
 
     Empty if torch is missing or ships none. Does not import torch.
     """
-    if torch_home is None:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or spec.origin is None:
-            return frozenset()
-        torch_home = Path(spec.origin).parent
-    names: set[str] = set()
-    for header in sorted((torch_home / _HEADERS).glob("*.hpp")):
-        names.update(_FAMILY.findall(header.read_text(encoding="utf-8", errors="replace")))
-    return frozenset(names)
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return frozenset()
+    headers = (Path(spec.origin).parent / _HEADERS).glob("*.hpp")
+    texts = (path.read_text("utf-8", "replace") for path in headers)
+    return frozenset(name for text in texts for name in _FAMILY.findall(text))
 
 
 def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:

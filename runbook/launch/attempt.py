@@ -240,11 +240,7 @@ class Attempt:
 
 
 def with_kernel_log(
-    end: End,
-    lines: Sequence[KernelLine],
-    *,
-    slots: Collection[str],
-    pids: Mapping[int, int],
+    end: End, lines: Sequence[KernelLine], *, slots: Collection[str], pids: Mapping[int, int]
 ) -> End:
     """The end with the cause that the kernel logged while the launch ran.
 

@@ -30,7 +30,7 @@ from runbook.launch.launcher_api import (
     unread,
 )
 from runbook.launch.watch.rank_state import RankState
-from runbook.machine.gpu.devices import When, gpu_samples, write_devices
+from runbook.machine.gpu.devices import AFTER, BEFORE, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
 from runbook.process import Reaper, end_kept, spawn_kept
@@ -67,7 +67,7 @@ class Host:
         """Count, begin to sample, and start the command. Raises OSError."""
         self._oom = oom_kills()
         self._kernel = KernelLog()
-        self._slots = write_devices(self.folder, When.BEFORE, self.environment)
+        self._slots = write_devices(self.folder, BEFORE, self.environment)
         self._load = LoadMeter()
         with self._open as opened:
             opened.enter_context(_no_empty_cache(self.environment))
@@ -88,7 +88,7 @@ class Host:
         """What was counted while it ran; call it once it is stopped. Raises OSError."""
         load = self._load.write(self.folder)
         window = self._kernel.close(self.folder)
-        write_devices(self.folder, When.AFTER, self.environment, hurry=hurry)
+        write_devices(self.folder, AFTER, self.environment, hurry=hurry)
         return Aftermath(
             exit_code=self.child.returncode,
             oom=(self._oom, oom_kills()),

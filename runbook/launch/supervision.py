@@ -165,11 +165,7 @@ class Supervision:
             if (lost := self.place.trouble(suspected=True)) is not None:
                 return lost
             hang, stacks = name_culprit(
-                self.watchdog,
-                self.run_dir,
-                ranks,
-                self.place,
-                token=self._token,
+                self.watchdog, self.run_dir, ranks, self.place, token=self._token
             )
             if isinstance(self.watch, ForeignWatch):
                 hang = self.watch.hang(hang, ranks)

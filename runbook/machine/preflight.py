@@ -15,13 +15,7 @@ from runbook.config.settings import environment_notes, environment_problems
 from runbook.folder.facts import finish, recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
 from runbook.machine.gpu.facts import collect_gpus
-from runbook.machine.host import (
-    DEFAULT_RENDEZVOUS_PORT,
-    Seen,
-    TorchFacts,
-    ask_torch,
-    find_trainers,
-)
+from runbook.machine.host import DEFAULT_RENDEZVOUS_PORT, Seen, TorchFacts, ask_torch, find_trainers
 from runbook.machine.identity import package_folders, startup_code
 from runbook.process import NO_VARIABLES
 from runbook.records.evidence import Fact
@@ -173,10 +167,8 @@ def _variable_drafts(*, uses_nccl: bool) -> list[Fact]:
     problems = environment_problems(os.environ, uses_nccl=uses_nccl)
     notes = environment_notes(os.environ, uses_nccl=uses_nccl)
     told = "; ".join(f"{name}={os.environ[name]}: {note}" for name, note in notes.items())
-    recorded = recorded_environment()
     return [
         _fact("env.problems", redact_text("; ".join(problems)), redact_text(told)),
-        _fact("env.recorded", "; ".join(f"{name}={value}" for name, value in recorded.items())),
     ]
 
 

@@ -14,24 +14,22 @@ import numpy as np
 
 from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.arms import log_bounds, mean_and_error, t_quantile
 from runbook.stats.decision import (
+    SCALING_PLAN,
+    TARGET_PLAN,
     Decided,
     Decision,
     Detail,
     FloatArray,
+    InterimPlan,
     between,
+    first_settled,
     of_ratio,
     paired,
     percent,
     positive,
     too_few,
-)
-from runbook.stats.pairs import log_bounds, mean_and_error, t_quantile
-from runbook.stats.plans import (
-    SCALING_PLAN,
-    TARGET_PLAN,
-    InterimPlan,
-    first_settled,
 )
 
 MIN_LAUNCHES = 3
@@ -186,16 +184,6 @@ LEVEL_RUNS = 5
 LEVEL_WINDOW = 30
 # Launches of a healthy machine differ by 1 % and more: three that agree better did so by luck.
 LEAST_SPREAD = 0.01
-
-# What two runs at different times may differ by without any cause. Launches of a healthy machine
-# with GPUs differ by 5 % at worst; on shared cores a neighbor halves the pace, and equal runs vary
-# by 30 %.
-_ALLOWANCE = {"cuda": 0.05, "cpu": 0.5}
-
-
-def allowance_of(device: str) -> float:
-    """The allowance for two runs on this type of device, a share; an unknown one has the most."""
-    return _ALLOWANCE.get(device, max(_ALLOWANCE.values()))
 
 
 def loss_shown(

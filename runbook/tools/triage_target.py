@@ -1,4 +1,4 @@
-"""What is to be triaged: a failed launch of a run, a run directory, or a config."""
+"""What is to be triaged: a failed launch of a run, or the launch in a directory."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsa.contract import NSAError
-from nsa.settings import load_config
-from runbook.config.profile import Profile
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
@@ -24,18 +21,12 @@ from runbook.records import (
     Reason,
     RunRecord,
 )
-from runbook.records.launch import torchrun
 from runbook.records.measurement import TOKENS_PER_SECOND
 
-_TIMEOUT_S = 900.0
 # What a failure is triaged as, by how the launch ended; else `failure`.
 SYMPTOMS = {LaunchStatus.NON_FINITE: "non_finite", LaunchStatus.OUT_OF_MEMORY: "memory"}
 _STEPS = {"failure": 30, "non_finite": 30, "memory": 30, "throughput": 80}
 _BEYOND = 10
-_RANKS = 2
-_TRAINER = "nsa.train"
-# The endings of a trainer config's name.
-CONFIG_ENDINGS = (".yaml", ".yml")
 _NOT_A_FAULT = (LaunchStatus.COMPLETED, LaunchStatus.NOT_RUN, LaunchStatus.INTERRUPTED)
 
 
@@ -50,33 +41,18 @@ class Target:
     floor_toks_per_s: float | None = None
 
 
-def find_target(
-    path: Path,
-    *,
-    floor: float | None = None,
-    ranks: int | None = None,
-    profile: Profile | None = None,
-) -> Target:
-    """Understand `path`: a run's folder, a launch's directory, or a trainer config.
+def find_target(path: Path, *, floor: float | None = None) -> Target:
+    """Understand `path`: a run's folder, or a launch's directory.
 
-    `profile` gives a config its ranks and variables; a run has its own. Raises `UsageError` if the
-    path is none of the three, or if nothing in the run failed.
+    Raises `UsageError` if it is neither, or if nothing in the run failed.
     """
-    if path.suffix in CONFIG_ENDINGS:
-        launch = _of_config(path, ranks, profile)
-        return _target(launch, floor, f"config {path}", 0)
-    if profile is not None or ranks is not None:
-        raise UsageError(
-            f"--profile and --ranks go with a config; {path} says itself how it was launched",
-            hint="leave them out, or name a trainer config",
-        )
     if (path / RECORD_FILE).is_file():
         return _of_run(path, floor)
     if (path / LAUNCH_JSON).is_file():
         launch = _launch_of(path)
         return _target(launch, floor, f"the launch in {path}", _failed_step(path))
     raise UsageError(
-        f"{path} cannot be triaged", hint="give a run's folder, a launch's directory or a config"
+        f"{path} cannot be triaged", hint="give a run's folder, or a launch's directory in it"
     )
 
 
@@ -115,7 +91,7 @@ def _of_run(folder: Path, floor: float | None) -> Target:
     raise UsageError(
         f"no training launch of {folder} failed",
         hint=f"runbook report {shlex.quote(str(folder))} says what did not pass; a launch's "
-        "directory or a config can be named, too",
+        "directory can be named, too",
     )
 
 
@@ -149,34 +125,6 @@ def _failed_step(path: Path) -> int:
 
 def _steps_done(result: LaunchResult) -> int:
     return max((rank.steps_done or 0 for rank in result.ranks), default=0)
-
-
-def _of_config(path: Path, wanted: int | None, profile: Profile | None) -> Launch:
-    ranks = wanted or (profile.ranks if profile else _RANKS)
-    env = {name: setting.value for name, setting in profile.env.items()} if profile else {}
-    start = torchrun(ranks) if ranks > 1 else ("python",)
-    ddp = "1" if ranks > 1 else "0"
-    config = str(path)
-    module = profile.trainer if profile else _TRAINER
-    if module == _TRAINER:
-        # A wrong config is no failure that another setting could take away.
-        try:
-            load_config(path)
-        except NSAError as error:
-            raise UsageError(str(error)) from error
-    trainer = ("-m", module, "--config", config, "--dataset", "synthetic", "--ddp", ddp)
-    return Launch(
-        name="triage",
-        phase="triage",
-        kind="trainer",
-        argv=(*start, *trainer),
-        env={"NSA_PREFILL_BATCHED": "1", **env},
-        run_dir="triage",
-        nproc=ranks,
-        steps=_STEPS["failure"],
-        timeout_s=_TIMEOUT_S,
-        config=config,
-    )
 
 
 def _target(

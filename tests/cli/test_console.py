@@ -164,7 +164,7 @@ def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> No
                 others.add(path.stem)
     assert pages == {
         "__init__",  # help
-        *("observers", "finished", "questions", "history", "dry_run"),
+        *("observers", "finished", "questions", "dry_run"),
     }
     # What they write is read by a program, or is the log of a node.
     assert others == {"nvml", "subreaper", "agent", "on_nodes"}

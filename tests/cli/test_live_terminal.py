@@ -19,8 +19,7 @@ import pytest
 from rich.cells import cell_len
 
 from runbook.cli import main
-from runbook.cli.run.progress import Progress
-from runbook.cli.run.text import TextObserver
+from runbook.cli.run.text import Progress, TextObserver
 from runbook.console import Console, rendered
 from runbook.records.events import Forecast, Pulse, SilentRank
 from tests.cli.test_observers import Clock, running

@@ -232,7 +232,6 @@ FOLDERS = ("/proc/x", "/sys/x", "taken/x")
 MADE = (
     "drill --faults exit",
     "init --tokens-per-rank 8 --profile cpu --trainer 'true {steps}'",
-    "triage --steps 5 --ranks 1 --profile cpu",
     "run --phase preflight --profile cpu",
 )
 

@@ -11,13 +11,13 @@ from nsa import contract
 from nsa.toggles import SAFE_MODE, TOGGLES, meaning
 from runbook.cli import main
 from runbook.config import registry
-from runbook.config.extends import load_preset
+from runbook.config.extends import load_preset, preset_names
 from runbook.config.load import load_profile, profile_names
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
-from runbook.files import data_path, preset_names, shipped_names
+from runbook.files import data_path, shipped_names
 from scripts import contract_tables
 from scripts.thresholds_page import thresholds_page
 
@@ -32,10 +32,6 @@ MANDATORY = {
 # The fast path of a layer, which gives way where it does not agree.
 FAST = dict.fromkeys(("NSA_USE_TRITON_SEL", "NSA_COMPILE", "NSA_CUDA_GRAPHS"), "auto")
 GIVEN = MANDATORY | FAST
-
-
-def test_these_presets_are_shipped() -> None:
-    assert preset_names() == ("production", "safe", "tuned", "unaccumulated", "validated")
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -146,12 +142,6 @@ def test_production_is_the_documents_steps() -> None:
     assert steps == {"sanity": 1, "smoke": 300, "extended": 1000, "production": 50_000}
     assert plan.stops and plan.phases["production"].needs_go
     assert plan.phases["production"].steps // plan.phases["production"].legs == 5000
-
-
-def test_a_profile_without_a_plan_has_no_word_of_one() -> None:
-    document = CPU.model_dump(mode="json")
-    assert "plan" not in document
-    assert not any("stage" in settings for settings in document["phases"].values())
 
 
 def test_a_plan_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:

@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from nsa.toggles import TOGGLES
-from nsa.torch_env import TORCH_VARIABLES
 from runbook.config import registry
-from runbook.config.load import (
-    is_shipped,
-    load_profile,
-    load_profile_document,
-    profile_names,
-)
+from runbook.config.load import is_shipped, load_profile, load_profile_document, profile_names
 from runbook.config.registry import known_checks
 from runbook.errors import UsageError
 from runbook.files import data_path
@@ -154,20 +147,9 @@ def test_each_phase_has_a_required_row_that_says_it_ran(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_settings_and_configs_exist(name: str) -> None:
-    profile = load_profile(name)
-    for config in (profile.config, profile.config_single):
-        assert (data_path("configs") / config).is_file()
-    for variable, default in profile.env.items():
-        if variable in TOGGLES:
-            assert TOGGLES[variable].parse(default.value) is not None
-        else:
-            assert variable in TORCH_VARIABLES or variable.startswith("OMP_")
-
-
-@pytest.mark.parametrize("name", profile_names())
 def test_the_workload_is_that_of_the_trainers_config(name: str) -> None:
     profile = load_profile(name)
+    assert (data_path("configs") / profile.config_single).is_file()
     config = yaml.safe_load((data_path("configs") / profile.config).read_text())
     work, train = profile.workload, config["train"]
     assert (work.seq_len, work.global_batch) == (train["seq_len"], train["batch_size"])
@@ -272,13 +254,7 @@ def test_profiles_must_not_extend_each_other_in_a_circle(tmp_path: Path) -> None
         load_profile(str(path))
 
 
-def test_an_unknown_name_and_a_missing_file_are_told_with_the_choice(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"there are: .*a100x2_pcie3.*ending in \.yaml"):
-        load_profile("zzz")
-    with pytest.raises(UsageError) as caught:
-        load_profile("a100x2_pci4")
-    meant = "(did you mean 'a100x2_pcie4'?); all: `runbook profiles`"
-    assert str(caught.value) == f"no profile 'a100x2_pci4' {meant}"
+def test_a_missing_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load_profile(str(tmp_path / "absent.yaml"))
 
@@ -313,6 +289,7 @@ def test_what_may_be_meant_has_never_fewer_gpus_than_were_typed(typed: str, mean
         load_profile(typed)
     rest = " are: a100_40gbx1, " if meant == "; there" else ": `runbook profiles`"
     assert f"no profile {typed!r}{meant}{rest}" in str(caught.value)
+    assert rest.startswith(":") or "needs a path ending in .yaml" in str(caught.value)
 
 
 def test_the_cpu_profile_trains_with_three_micro_batches_in_a_required_phase() -> None:

@@ -23,7 +23,6 @@ from runbook.config.precedence import (
 )
 from runbook.config.settings import (
     Settings,
-    config_keys,
     is_passed_on,
     may_be_set,
     mistyped,
@@ -84,12 +83,6 @@ def test_everything_wrong_is_in_one_message() -> None:
     with pytest.raises(UsageError) as caught:
         parse_settings([*list(REFUSED)[:7], "train.seed=1", "train.seed=2"])
     assert len(caught.value.problems) == 8
-
-
-def test_every_key_of_a_trainer_config_can_be_set() -> None:
-    keys = config_keys()
-    assert {"model.dim", "nsa.l_sel", "data.tokenizer", "runtime.precision"} <= set(keys)
-    assert {"train.seq_len", "train.batch_size", "train.accumulate_grad_batches"} <= set(keys)
 
 
 # Whose value wins: the profile, a preset, the caller's shell, `--set`; and nothing is ignored.

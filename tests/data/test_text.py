@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import string
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ import torch
 
 from nsa.data.packing import ByteTokenizer, PackedSource, is_validation, open_tokenizer
 from nsa.data.source import DataError
-from nsa.data.text import Corpus, Document, FinewebCorpus, LocalCorpus, Place, changes, digests
+from nsa.data.text import Corpus, FinewebCorpus, LocalCorpus, Place, changes, digests
 
 # Letters of which a document of five is kept for validation, and the others.
 HELD = [c for c in string.ascii_letters if is_validation(c * 5)]
@@ -28,12 +26,6 @@ class Lettered:
     def __init__(self, letters: Sequence[str], rank: int = 0, world_size: int = 1) -> None:
         self.letters, self.rank, self.world_size = letters, rank, world_size
         self.read = 0
-
-    def documents(self, place: Place | None = None) -> Iterator[Document]:
-        for number in range(place["document"] if place else 0, len(self.letters)):
-            if number % self.world_size == self.rank:
-                self.read += 1
-                yield Document(text=self.letters[number] * 5, after={"document": number + 1})
 
     def contents(self) -> dict[str, str]:
         return {}
@@ -65,40 +57,6 @@ def test_too_few_documents_are_an_error_not_a_hang() -> None:
 
 def texts(corpus: LocalCorpus, place: Place | None = None) -> list[str]:
     return [document.text for document in corpus.documents(place)]
-
-
-def local(folder: Path) -> PackedSource:
-    return packed(LocalCorpus(str(folder)))
-
-
-def documents(folder: Path) -> None:
-    for name in ("a", "b"):
-        lines = "".join(json.dumps({"text": f"{name} {n} " * 9}) + "\n" for n in range(40))
-        (folder / f"{name}.jsonl").write_text(lines)
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda at: (at / "b.jsonl").write_text((at / "b.jsonl").read_text().replace("7", "8")),
-         "b.jsonl holds something else;"),
-        (lambda at: (at / "a.jsonl").unlink(), "a.jsonl is gone;"),
-        (lambda at: (at / "aa.txt").write_text("one more\n"), "aa.txt was not there;"),
-    ],
-)  # fmt: skip
-def test_a_run_does_not_go_on_with_other_files(
-    tmp_path: Path, change: Callable[[Path], object], told: str
-) -> None:
-    data = tmp_path / "data"
-    data.mkdir()
-    documents(data)
-    position = json.loads(json.dumps(local(data).fetch().position))
-    copied = Path(shutil.copytree(data, tmp_path / "elsewhere"))
-    (copied / "a.jsonl").touch()
-    local(copied).seek(position)
-    change(data)
-    with pytest.raises(DataError, match=told):
-        local(data).seek(position)
 
 
 def test_of_large_files_blocks_are_read(tmp_path: Path) -> None:

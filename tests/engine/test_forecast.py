@@ -104,6 +104,10 @@ def test_the_pace_of_the_go_holds_until_one_is_measured() -> None:
     forecaster, told, clock = watched(plan("baseline"), pace=PACE)
     assert told.left_s == pytest.approx(3 * (10.0 + 25.0))
     assert not told.forecasts[-1].rough
+    forecaster.launch_started(BASE, 1)
+    clock.now += 4.0
+    forecaster.launch_ranks(BASE, Pulse())
+    assert told.left_s == pytest.approx(3 * (10.0 + 25.0) - 4.0)
     train(forecaster, clock, BASE, 0.5, 20)
     assert told.left_s == pytest.approx(80 * 0.5 + 2 * (15.0 + 50.0), abs=1.0)
 

@@ -1,7 +1,7 @@
 """A small real program that writes a trainer's files and can misbehave in every way asked of it.
 
-Standard library only. Without RANK in the environment it starts `--nproc` ranks itself and reports
-the first failure as torchrun does; under torchrun it is one rank.
+Standard library only. Without RANK in the environment it starts `--nproc` ranks itself, or that of
+its node, and reports the first failure as torchrun does; under torchrun it is one rank.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 HEADER = "step,loss,lr,toks_per_s,tokens,dt_s,grad_norm,mem_mib,arm,block,warmup,fetch_s"
@@ -214,6 +215,12 @@ def start_bare() -> None:
     os.execve("/bin/sleep", ["sleep", "600"], {})
 
 
+def ranks_here(nproc: int) -> Sequence[int]:
+    """All of them; on a node (`n1`) the one that has its number."""
+    node = os.environ.get("RUNBOOK_NODE_FOLDER")
+    return [int(Path(node).name[1:])] if node else range(nproc)
+
+
 def start_ranks(options: argparse.Namespace) -> int:
     if options.fault == "config":
         print("fake_trainer: error: --colour is unknown", flush=True)
@@ -222,7 +229,7 @@ def start_ranks(options: argparse.Namespace) -> int:
         subprocess.Popen(["sleep", "600"], start_new_session=True)
     children = [
         subprocess.Popen([sys.executable, *sys.argv], env={**os.environ, "RANK": str(rank)})
-        for rank in range(options.nproc)
+        for rank in ranks_here(options.nproc)
     ]
     while True:
         for rank, child in enumerate(children):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from runbook.process.reaper import carriers
 from runbook.records import ArmSchedule, Launch, LaunchResult
 from tests.factory import records
 
+ROOT = Path(__file__).parents[2]
 FAKE = str(Path(__file__).with_name("fake_trainer.py"))
 # Short where a test waits for its end, long where a busy machine only starts slowly.
 FAST = Budgets(
@@ -56,6 +59,23 @@ def run(launch: Launch, root: Path, **options: object) -> LaunchResult:
     result = run_launch(launch, LaunchOptions(run_root=root, **fields | options))  # type: ignore[arg-type]
     assert carriers(result.run_token) == []
     return result
+
+
+# The default budgets, as `runbook run` has them; or those of `run`.
+_HARNESS = """
+import sys
+from pathlib import Path
+from runbook.records import Launch
+from tests.launch.helpers import FAST, run
+budgets = FAST if sys.argv[3] == "fast" else None
+run(Launch.model_validate_json(sys.argv[1]), Path(sys.argv[2]), budgets=budgets)
+"""
+
+
+def harness(launch: Launch, root: Path, budgets: str = "fast") -> subprocess.Popen[bytes]:
+    """A process that does the same."""
+    words = [launch.model_dump_json(), str(root), budgets]
+    return subprocess.Popen([sys.executable, "-c", _HARNESS, *words], cwd=ROOT)
 
 
 def trainer(*argv: str, **fields: object) -> Launch:

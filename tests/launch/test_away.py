@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,17 +18,10 @@ from runbook.launch.local import Local, LocalRun
 from runbook.launch.watch import Presence
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
-from tests.launch.helpers import fake_launch, run
+from tests.launch.helpers import fake_launch, harness, run
 
 # Longer than a harness that looks ten times a second is ever late.
 STOPPED_S = 8.0
-_HARNESS = """
-import sys
-from pathlib import Path
-from runbook.records import Launch
-from tests.launch.helpers import run
-run(Launch.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
-"""
 
 
 def when(there: Path, text: str) -> None:
@@ -43,21 +34,21 @@ def when(there: Path, text: str) -> None:
 
 def stopped(launch: Launch, root: Path, *, at: str, with_trainer: bool) -> LaunchResult:
     """Run it in a harness that is stopped once rank 0 has said `at`, alone or as a container is."""
-    harness = subprocess.Popen([sys.executable, "-c", _HARNESS, launch.model_dump_json(), root])
+    started = harness(launch, root)
     folder = root / launch.run_dir
     try:
         when(folder / "heartbeat_rank0.jsonl", at)
         token = json.loads((folder / "launch.json").read_text())["run_token"]
         trainer = carriers(token) if with_trainer else []
-        send([harness.pid, *trainer], signal.SIGSTOP)
+        send([started.pid, *trainer], signal.SIGSTOP)
         time.sleep(STOPPED_S)
-        send([harness.pid], signal.SIGCONT)
+        send([started.pid], signal.SIGCONT)
         time.sleep(0.5 if trainer else 0.0)  # on a busy machine the ranks wake up later
         send(trainer, signal.SIGCONT)
-        assert harness.wait(60) == 0
+        assert started.wait(60) == 0
     finally:
-        harness.kill()
-        harness.wait()
+        started.kill()
+        started.wait()
     return LaunchResult.model_validate_json((folder / "result.json").read_text())
 
 

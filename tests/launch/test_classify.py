@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from runbook.folder.launch.lines import Exit
 from runbook.launch.end import classify_trainer, is_communication_failure, rank_exits
 from runbook.launch.watch.rank_state import RankState
 from runbook.records import End, Kind, LaunchStatus
-from tests.launch.helpers import fake_launch, rank, run
+from tests.launch.helpers import rank
 
 CONFIG, ENVIRONMENT = LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR
 CRASHED, OUT_OF_MEMORY = LaunchStatus.CRASHED, LaunchStatus.OUT_OF_MEMORY
@@ -203,14 +202,6 @@ def test_an_abort_is_a_failure_of_communication_where_nccls_watchdog_says_so(
     assert ("by NCCL's watchdog: " in end.cause, "\n" in end.cause) == (watchdog, False)
     assert ("CUDA error: an illegal" in end.cause) == (ILLEGAL in lines)
     assert is_communication_failure(end, lines) is again
-
-
-def test_a_real_torchrun_whose_store_refuses_is_invalid_and_started_once(tmp_path: Path) -> None:
-    code = f"import sys; sys.stderr.write('RuntimeError: {LIBUV}\\n'); sys.exit(1)"
-    launch = fake_launch().model_copy(update={"argv": ("python", "-c", code)})
-    result = run(launch, tmp_path, retry=True)
-    assert (result.status, result.attempts) == (ENVIRONMENT, 1)
-    assert result.cause == f"RuntimeError: {LIBUV}"
 
 
 def test_ranks_that_parted_have_a_kind_and_no_culprit() -> None:

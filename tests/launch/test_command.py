@@ -19,13 +19,7 @@ from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets
-from runbook.launch.command import (
-    build_command,
-    free_port,
-    keep_config,
-    pasteable,
-    resolve_config,
-)
+from runbook.launch.command import build_command, free_port, keep_config, pasteable, resolve_config
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.factory.programs import program

@@ -9,22 +9,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.launch import StopRequest
 from runbook.launch.watch import RankWatch
 from runbook.process import end_kept, spawn_kept
 from runbook.process.ended import exit_code_of, group_tasks, has_ended_under, oom_kills
 from runbook.process.reaper import carriers, environment_holds
 from runbook.records import Launch, LaunchStatus
 from tests.factory.files import record, write_beats
-from tests.launch.helpers import FAKE, At, fake_launch, run
-from tests.launch.test_faults import HARNESS
+from tests.launch.helpers import At, fake_launch, harness, run
 from tests.shared import alive, gone
 
 
@@ -38,37 +36,43 @@ def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("files", "membership", "count"),
+    ("ask", "files", "membership", "count"),
     [
-        ({"memory.events": "low 0\noom 2\noom_kill 3\n"}, "0::/\n", 3),
-        ({"a/b/memory.events": "oom_kill 4\n", "memory.events": "oom_kill 9\n"}, "0::/a/b\n", 4),
-        ({"memory/j/memory.oom_control": "under_oom 0\noom_kill 5\n"}, "4:memory:/j\n0::/\n", 5),
-        ({"memory/memory.oom_control": "oom_kill 1\n"}, "4:memory:/elsewhere\n", 1),
-        ({"memory.events": "nonsense"}, "0::/\n", None),
-        ({}, "0::/\n", None),
+        (oom_kills, {"memory.events": "low 0\noom 2\noom_kill 3\n"}, "0::/\n", 3),
+        (
+            oom_kills,
+            {"a/b/memory.events": "oom_kill 4\n", "memory.events": "oom_kill 9\n"},
+            "0::/a/b\n",
+            4,
+        ),
+        (
+            oom_kills,
+            {"memory/j/memory.oom_control": "under_oom 0\noom_kill 5\n"},
+            "4:memory:/j\n0::/\n",
+            5,
+        ),
+        (oom_kills, {"memory/memory.oom_control": "oom_kill 1\n"}, "4:memory:/elsewhere\n", 1),
+        (oom_kills, {"memory.events": "nonsense"}, "0::/\n", None),
+        (oom_kills, {}, "0::/\n", None),
+        (
+            group_tasks,
+            {"a/b/pids.max": "max\n", "a/pids.max": "90\n", "pids.max": "500\n"},
+            "0::/a/b\n",
+            90,
+        ),
+        (group_tasks, {"pids/j/pids.max": "64\n", "pids.max": "9\n"}, "8:pids:/j\n1:cpu:/\n", 64),
+        (group_tasks, {"pids.max": "max\n"}, "0::/\n", None),
+        (group_tasks, {}, "0::/\n", None),
     ],
 )
-def test_the_kernels_count_of_memory_kills(
-    tmp_path: Path, files: dict[str, str], membership: str, count: int | None
+def test_what_the_files_of_control_groups_say(
+    tmp_path: Path,
+    ask: Callable[[Path, Path], int | None],
+    files: dict[str, str],
+    membership: str,
+    count: int | None,
 ) -> None:
-    assert oom_kills(tmp_path, control_groups(tmp_path, files, membership)) == count
-
-
-@pytest.mark.parametrize(
-    ("files", "membership", "count"),
-    [
-        ({"pids.max": "300\n"}, "0::/\n", 300),
-        ({"a/b/pids.max": "max\n", "a/pids.max": "90\n", "pids.max": "500\n"}, "0::/a/b\n", 90),
-        ({"pids/j/pids.max": "64\n", "pids.max": "9\n"}, "8:pids:/j\n1:cpu:/\n", 64),
-        ({"pids/pids.max": "33\n"}, "8:pids:/elsewhere\n", 33),
-        ({"pids.max": "max\n"}, "0::/\n", None),
-        ({}, "0::/\n", None),
-    ],
-)
-def test_how_many_processes_a_group_may_have(
-    tmp_path: Path, files: dict[str, str], membership: str, count: int | None
-) -> None:
-    assert group_tasks(tmp_path, control_groups(tmp_path, files, membership)) == count
+    assert ask(tmp_path, control_groups(tmp_path, files, membership)) == count
 
 
 @pytest.mark.parametrize(("act", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9)])
@@ -173,11 +177,7 @@ def lives(root: Path, launch: Launch) -> bool:
 
 @pytest.mark.parametrize(
     ("fault", "status"),
-    [
-        ("", LaunchStatus.COMPLETED),
-        ("sigkill", LaunchStatus.CRASHED),
-        ("hang", LaunchStatus.HUNG),
-    ],
+    [("", LaunchStatus.COMPLETED), ("sigkill", LaunchStatus.CRASHED), ("hang", LaunchStatus.HUNG)],
 )
 def test_a_daemon_without_environment_ends_with_its_launch(
     tmp_path: Path, fault: str, status: LaunchStatus
@@ -189,34 +189,17 @@ def test_a_daemon_without_environment_ends_with_its_launch(
     assert not alive(bare(tmp_path / launch.run_dir))
 
 
-def test_a_daemon_without_environment_ends_below_torchrun_too(tmp_path: Path) -> None:
-    """Rank 0 of a real torchrun starts it; an interrupt ends the launch."""
-    words = ("torchrun", "--nproc_per_node=2", FAKE, "--steps", "100000", "--bare")
-    launch = fake_launch(steps=100_000).model_copy(update={"argv": words})
-    stop, lived = StopRequest(), list[bool]()
-
-    def look(_: Launch) -> None:
-        lived.append(lives(tmp_path, launch))
-        stop.request("SIGTERM")
-
-    result = run(launch, tmp_path, observer=At(2, look), stop=stop)
-    assert (result.status, lived) == (LaunchStatus.INTERRUPTED, [True])
-    assert not alive(bare(tmp_path / launch.run_dir))
-
-
 @pytest.mark.parametrize("victim", ["harness", "starter"])
 def test_a_daemon_without_environment_ends_with_what_is_killed(tmp_path: Path, victim: str) -> None:
     launch = fake_launch("--bare", "--deaf", steps=100_000)
-    harness = subprocess.Popen(
-        [sys.executable, "-c", HARNESS, launch.model_dump_json(), str(tmp_path)]
-    )
+    started = harness(launch, tmp_path, budgets="default")
     run_dir = tmp_path / launch.run_dir
     daemon = bare(run_dir)
     heartbeats = run_dir / "heartbeat_rank1.jsonl"
     while not heartbeats.exists() or b"step_end" not in heartbeats.read_bytes():
         time.sleep(0.01)
     assert alive(daemon)
-    pid = harness.pid
+    pid = started.pid
     if victim == "starter":
         rank = int(json.loads(heartbeats.read_text().splitlines()[0])["pid"])
         pid = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
@@ -224,7 +207,7 @@ def test_a_daemon_without_environment_ends_with_what_is_killed(tmp_path: Path, v
     token = json.loads((run_dir / "launch.json").read_text())["run_token"]
     left = [daemon, *carriers(token)]
     assert [pid for pid in left if not gone(pid, within_s=1.0)] == []
-    harness.wait(20)
+    started.wait(20)
     assert carriers(token) == []
 
 

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import Budgets, StopRequest
+from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
+from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from tests.launch.helpers import At, fake_launch, run
+from tests.factory import records
+from tests.launch.helpers import At, fake_launch, harness, run
 from tests.shared import crowded
 
 
@@ -167,33 +165,64 @@ def test_only_stalls_and_communication_failures_are_tried_again(
     assert run(fake_launch("--fault", fault), tmp_path, retry=True).attempts == attempts
 
 
-HARNESS = """
-import sys
-from pathlib import Path
-from runbook.records import Launch
-from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.observer import Observer
-launch = Launch.model_validate_json(sys.argv[1])
-run_launch(launch, LaunchOptions(run_root=Path(sys.argv[2]), observer=Observer()))
-"""
-
-
 @pytest.mark.parametrize("alive", [0, 2, 4])
 def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, alive: int) -> None:
     """Killed before anything, in the middle, or after all runs: starter, two ranks, grandchild."""
     launch = fake_launch("--grandchild", "--deaf", steps=100_000)
-    harness = subprocess.Popen(
-        [sys.executable, "-c", HARNESS, launch.model_dump_json(), str(tmp_path)]
-    )
+    started = harness(launch, tmp_path, budgets="default")
     document = tmp_path / launch.run_dir / "launch.json"
     while not document.exists():
         time.sleep(0.01)
     token = json.loads(document.read_text())["run_token"]
     while len(carriers(token)) < alive:
         time.sleep(0.01)
-    os.kill(harness.pid, signal.SIGKILL)
-    harness.wait()
+    started.kill()
+    started.wait()
     deadline = time.monotonic() + 3
     while carriers(token) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert carriers(token) == []
+
+
+# The bundled trainer under torchrun: the same promises on the real process tree.
+
+
+def bundled(steps: int) -> Launch:
+    words = "torchrun --nproc_per_node=2 -m nsa.train --config configs/cpu_smoke.yaml"
+    return records.launch(
+        *(*words.split(), "--dataset", "synthetic", "--ddp", "1", "--steps", str(steps)),
+        name="real", steps=steps, timeout_s=120,
+        env={"NSA_PREFILL_BATCHED": "1", "NSA_WATCH_HEARTBEAT_STALL_S": "3"},
+    )  # fmt: skip
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_healthy_run_leaves_nothing_outside_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(temporary := tmp_path / "temporary"))
+    temporary.mkdir()
+    launch = bundled(8)
+    result = run_launch(launch, LaunchOptions(run_root=tmp_path, observer=Observer()))
+    assert list(temporary.iterdir()) == []
+    assert result.status is LaunchStatus.COMPLETED, result
+    evidence = read_launch(tmp_path, launch, result)
+    assert evidence.problems == ()
+    assert evidence.training is not None and evidence.training.frame["step"].tolist() == [
+        *range(1, 9)
+    ]
+    assert {rank.param_hash for rank in evidence.ranks} != {None}
+    assert len({rank.param_hash for rank in evidence.ranks}) == 1
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_refusal_that_only_the_console_knows_is_quoted(tmp_path: Path) -> None:
+    """There is no heartbeat yet."""
+    launch = bundled(5)
+    asked = launch.model_copy(update={"argv": (*launch.argv, "--set", "train.seq_lenn=4")})
+    result = run_launch(asked, LaunchOptions(run_root=tmp_path, observer=Observer()))
+    assert (result.status, result.attempts) == (LaunchStatus.CONFIG_ERROR, 1)
+    told = "this launch cannot start: 1 problem(s) - --set (train.seq_lenn)"
+    assert result.cause.startswith(told), result.cause

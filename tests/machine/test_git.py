@@ -235,9 +235,7 @@ def test_a_sparse_checkout_is_clean(package: Path) -> None:
     assert not git.read_git(package).dirty
 
 
-def test_a_commit_that_another_was_put_in_the_place_of_is_read_as_it_was(
-    package: Path,
-) -> None:
+def test_a_commit_that_another_was_put_in_the_place_of_is_read_as_it_was(package: Path) -> None:
     first = programs.git(package, "rev-parse", "HEAD")
     (package / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
     programs.git(package, "commit", "-qam", "second")

@@ -21,10 +21,10 @@ PROMISED = {
     "git.branch", "git.behind", "git.sha", "git.dirty", "git.diff_sha256", "trainer.imports",
     "torch.version", "torch.cuda_available", "torch.device_count", "torch.cuda", "torch.nccl",
     "gpu.count", "gpu.installed", "gpu.names", "gpu.driver", "gpu.pcie_gen", "gpu.pcie_gen_max",
-    "gpu.pcie_width", "gpu.pcie_width_max", "gpu.processes", "gpu.memory_used_mib",
+    "gpu.pcie_width", "gpu.processes", "gpu.memory_used_mib",
     "gpu.memory_total_mib", "gpu.nvlink", "infiniband.present", "disk.free_gib", "disk.write_mib_s",
     "port.free", "processes.leftover", "processes.other_runs", "cpu.count", "memory.total_gib",
-    "env.problems", "env.recorded", "host.shm_gib", "host.shm_free_gib",
+    "env.problems", "host.shm_gib", "host.shm_free_gib",
     "host.load_per_cpu", "host.busy_cpus", "package.path", "package.sha256", "python.startup",
 }  # fmt: skip
 
@@ -77,9 +77,7 @@ def test_the_artifacts_bear_the_runbooks_names(collected: tuple[Path, dict[str, 
         assert (folder / "git_sha.txt").read_text().strip() == facts["git.sha"].value
 
 
-def test_the_trainer_and_torch_are_really_imported(
-    collected: tuple[Path, dict[str, Fact]],
-) -> None:
+def test_the_trainer_and_torch_are_really_imported(collected: tuple[Path, dict[str, Fact]]) -> None:
     _, facts = collected
     import importlib.metadata
 

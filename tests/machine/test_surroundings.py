@@ -51,12 +51,21 @@ def shell(line: str, cwd: Path, *before: str, **variables: str) -> subprocess.Co
     )
 
 
-def without_network() -> list[str]:
-    """The beginning of a command in a network namespace whose loopback is down."""
-    words = ["unshare", "-rn"]
-    if shutil.which("unshare") is None or subprocess.run([*words, "true"], check=False).returncode:
-        pytest.skip("this machine does not permit a network namespace (unshare -rn)")
+def apart(flags: str, cwd: Path, setup: str = "true") -> list[str]:
+    """The beginning of a command in namespaces of its own, in which this can be set up."""
+    words = ["unshare", flags]
+    if shutil.which("unshare") is None or shell(setup, cwd, *words).returncode:
+        pytest.skip(f"this machine does not permit it: unshare {flags}, then {setup}")
     return words
+
+
+def refused(line: str, cwd: Path, named: str, way: str, *before: str) -> None:
+    """A run that is not started, which names what is wrong and the way; typed, that mends it."""
+    told = shell(f"{line}; {_RUN} --phase baseline --out out", cwd, *before)
+    assert told.returncode == 2, told.stderr
+    assert named in told.stderr and not (cwd / "out").exists()
+    assert f"`{way}`" in told.stderr
+    assert shell(f"{line}; {way}; {_ASK}", cwd, *before).stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -76,12 +85,7 @@ def without_network() -> list[str]:
 def test_a_limit_that_no_run_fits_into_is_refused_and_the_printed_way_lifts_it(
     tmp_path: Path, limit: str, named: str, lifted: str
 ) -> None:
-    told = shell(f"ulimit {limit}; {_RUN} --phase baseline --out out", tmp_path)
-    assert told.returncode == 2, told.stderr
-    assert named in told.stderr and not (tmp_path / "out").exists()
-    way = f"ulimit {limit.split()[1]} {lifted}"
-    assert f"`{way}`" in told.stderr
-    assert shell(f"ulimit {limit}; {way}; {_ASK}", tmp_path).stdout == "[]\n"
+    refused(f"ulimit {limit}", tmp_path, named, f"ulimit {limit.split()[1]} {lifted}")
 
 
 def test_a_machine_that_lets_too_few_processes_start_is_refused(
@@ -105,10 +109,8 @@ def test_a_machine_that_lets_too_few_processes_start_is_refused(
 
 
 def test_without_the_kernels_own_files_nothing_starts(tmp_path: Path) -> None:
-    before = ["unshare", "-rm"]
     hidden = "mount -t tmpfs none /proc"
-    if subprocess.run([*before, "bash", "-c", hidden], check=False).returncode:
-        pytest.skip("this machine does not permit to mount something (unshare -rm)")
+    before = apart("-rm", tmp_path, hidden)
     told = shell(f"{hidden}; {_RUN} --phase baseline --out out", tmp_path, *before)
     assert told.returncode == 2 and "`mount -t proc proc /proc`" in told.stderr, told.stderr
     assert not (tmp_path / "out").exists()
@@ -116,10 +118,8 @@ def test_without_the_kernels_own_files_nothing_starts(tmp_path: Path) -> None:
 
 def test_too_little_room_for_temporary_files_is_refused(tmp_path: Path) -> None:
     """What nothing can be written to is passed over; here a first file still finds room."""
-    before = ["unshare", "-rm"]
     small = f"mount -t tmpfs -o size=16k none {tmp_path} && cd /"
-    if subprocess.run([*before, "bash", "-c", small], check=False).returncode:
-        pytest.skip("this machine does not permit to mount something (unshare -rm)")
+    before = apart("-rm", tmp_path, small)
     told = shell(f"{small}; TMPDIR={tmp_path} {_ASK}", tmp_path, *before)
     assert "set TMPDIR to another folder" in told.stdout, told
 
@@ -143,12 +143,8 @@ def test_without_a_loopback_network_nothing_waits_for_it(
 ) -> None:
     if shutil.which("ip") is None:
         pytest.skip("no `ip` here to make the network and to type the printed command with")
-    before = without_network()
-    told = shell(f"{state}; {_RUN} --phase baseline --out out", tmp_path, *before)
-    assert told.returncode == 2, told.stderr
-    assert "no loopback network" in told.stderr and not (tmp_path / "out").exists()
-    assert f"`{way}`" in told.stderr
-    assert shell(f"{state}; {way}; {_ASK}", tmp_path, *before).stdout == "[]\n"
+    before = apart("-rn", tmp_path)
+    refused(state, tmp_path, "no loopback network", way, *before)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +164,7 @@ def test_a_clock_that_reaches_the_harness_and_not_its_ranks_is_refused(
     subprocess.run([compiler, "-shared", "-fPIC", clock, "-o", library, _CLOCK], check=True)
     told = shell(f"{_RUN} --phase baseline --out out", tmp_path, LD_PRELOAD=str(library))
     assert told.returncode == 2, told.stderr
-    assert named in told.stderr and str(library) in told.stderr
+    assert named in told.stderr and f"`unset LD_PRELOAD` ({library})" in told.stderr
     assert not (tmp_path / "out").exists()
     assert shell(f"unset LD_PRELOAD; {_ASK}", tmp_path, LD_PRELOAD=str(library)).stdout == "[]\n"
 
@@ -311,11 +307,9 @@ print(result.status, result.cause)
 
 def test_a_disk_that_a_launch_fills_is_named_with_its_room(tmp_path: Path) -> None:
     """What was written is gone again when the launch has ended: the launcher looked meanwhile."""
-    words = ["unshare", "-rm"]
     (tmp_path / "small").mkdir()
     mount = "mount -t tmpfs -o size=1500k none small"
-    if subprocess.run([*words, "bash", "-c", mount], cwd=tmp_path, check=False).returncode:
-        pytest.skip("this machine does not permit a disk of one's own (unshare -rm, mount)")
+    words = apart("-rm", tmp_path, mount)
     line = f"{mount} && {shlex.join([sys.executable, '-c', _FILLS])}"
     told = shell(line, tmp_path, *words)
     assert told.stdout.startswith("environment_error the disk of "), told.stderr + told.stdout

@@ -24,13 +24,12 @@ from runbook.launch.kubernetes.manifests import Request, read_pod
 from runbook.launch.nodes import NodesLauncher
 from runbook.launch.nodes.files import JOB_JSON, NODE_TOKEN_VARIABLE
 from runbook.launch.observer import Observer
-from runbook.launch.slurm.cluster import Request as Asked
 from runbook.launch.slurm.cluster import SlurmCluster
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch
+from tests.launch.helpers import FAKE
 
-ONE_RANK = str(Path(__file__).with_name("one_rank.py"))
 # Files take longer than pipes, and a start on two nodes takes two interpreters.
 FAST = Budgets(
     init_s=60, first_step_s=60, data_s=3.0, step_s=3.0, eval_s=60, checkpoint_s=60, silence_s=60
@@ -54,7 +53,7 @@ def processes_of(run_dir: Path, node: str) -> list[psutil.Process]:
 
 
 def two_ranks(*words: str, steps: int = 20) -> Launch:
-    argv = ("python", ONE_RANK, "--steps", str(steps), "--nproc", "2", *words)
+    argv = ("python", FAKE, "--steps", str(steps), "--nproc", "2", *words)
     return launch(*argv, name="one", nodes=2, steps=steps, timeout_s=240)
 
 
@@ -74,7 +73,7 @@ class Place:
     def launcher(
         self, root: Path, *, queue_s: float = 240, notes: Notes | None = None, partition: str = ""
     ) -> NodesLauncher:
-        told, made = notes or Notes(), SlurmCluster(request=Asked(partition=partition))
+        told, made = notes or Notes(), SlurmCluster(partition=partition)
         if self.kind == "kubernetes":
             request = Request(pod=read_pod(self.pod), gpus=0, queue_s=queue_s)
             made = KubernetesCluster(request=request)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ import pytest
 from runbook.config.setup import RunOptions
 from runbook.engine.on_nodes import _gathered
 from runbook.engine.plan.prepare import prepare
-from runbook.errors import UsageError
+from runbook.errors import RunbookError, UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.launcher_api import launcher
+from runbook.launch.nodes import agent, files
+from runbook.launch.nodes.agent import Agent, Place
 from runbook.launch.nodes.files import (
     NODE_JSONL,
     NODES,
@@ -24,10 +28,10 @@ from runbook.launch.nodes.files import (
     kept_nodes,
 )
 from runbook.launch.observer import Observer
-from runbook.launch.slurm.cluster import Request, agent_script, parse_job
+from runbook.launch.slurm.cluster import SlurmCluster, agent_script, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
-from tests.nodes.helpers import Place
+from tests.nodes import helpers
 
 KEPT = "slurm_nodes.json"
 ASKED = RunOptions(phases="baseline", profile="cpu", launcher="slurm", nodes=2, partition="gpu")
@@ -134,7 +138,7 @@ def test_a_job_as_slurm_tells_it() -> None:
 
 def test_a_pair_runs_on_its_own_nodes() -> None:
     launch = prepare(ASKED).planned[0].model_copy(update={"on": (0, 2)})
-    words = Request().words(launch, name="x", names=("n4", "n7", "n9"))
+    words = SlurmCluster().words(launch, name="x", names=("n4", "n7", "n9"))
     assert "--nodelist=n4,n9" in words
 
 
@@ -150,9 +154,9 @@ def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> 
         assert kept_nodes(tmp_path / KEPT) == kept
     launch = prepare(ASKED).planned[0]
     names = kept_nodes(tmp_path / KEPT)
-    assert "--nodelist=n7,n4" in Request().words(launch, name="x", names=names)
+    assert "--nodelist=n7,n4" in SlurmCluster().words(launch, name="x", names=names)
     # Of nodes that are not known yet Slurm chooses, beside those that are.
-    words = Request().words(launch, name="x", names=("n7",))
+    words = SlurmCluster().words(launch, name="x", names=("n7",))
     assert {"--nodes=2", "--nodelist=n7"} <= set(words)
 
 
@@ -166,6 +170,30 @@ def test_preflight_names_the_nodes_in_the_order_in_which_launches_take_them(tmp_
         append_record(root / name / NODE_JSONL, NodeState(node=name, index=index))
         write_facts(root / name, {})
     (root.parent / LAUNCH_JSON).write_text("{}")
-    facts = _gathered(tmp_path, root.parent, Place(kind="slurm").launcher(tmp_path))
+    facts = _gathered(tmp_path, root.parent, helpers.Place(kind="slurm").launcher(tmp_path))
     assert facts[NODE_NAMES].value == "n1, n0, n2"
     assert kept_nodes(tmp_path / KEPT) == ("n1", "n0", "n2")
+
+
+def test_a_name_that_nobody_knows_is_told_long_before_the_job_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file of the first node is there, and the cluster's name service fails."""
+    asked: list[str] = []
+
+    def unknown(name: str) -> str:
+        asked.append(name)
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(agent, "_NAMED_WITHIN_S", 0.3)
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    meeting = files.Rendezvous(address="first.jobs", port=29400)
+    files.write_record(tmp_path / files.RENDEZVOUS_JSON, meeting)
+    (tmp_path / files.NODES / "k1").mkdir(parents=True)
+    job = files.Job(run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True, meet_s=600)
+    second = Place(node="k1", index=1, address="127.0.0.1", called="second.jobs")
+    began = time.monotonic()
+    with pytest.raises(RunbookError, match=r"the address of first\.jobs is not known"):
+        Agent(tmp_path, job, second)._meet()
+    assert set(asked) == {"first.jobs"} and len(asked) > 1
+    assert time.monotonic() - began < 60

@@ -20,7 +20,7 @@ from runbook.launch import StopRequest
 from runbook.launch.nodes.files import JOB_JSON, last_state
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from tests.launch.helpers import At
+from tests.launch.helpers import FAKE, At
 from tests.nodes.helpers import Notes, Place, killed_while_it_trains, processes_of, two_ranks
 from tests.shared import crowded
 
@@ -85,7 +85,7 @@ def test_a_rank_that_is_late_is_named_with_its_node(in_slurm: Place, tmp_path: P
 def parent_killed(_: Place, run_dir: Path) -> None:
     for process in processes_of(run_dir, "n1"):
         with suppress(psutil.Error):  # some of them come and go
-            if "one_rank.py" in " ".join(process.cmdline()):
+            if FAKE in process.cmdline() and "RANK" not in process.environ():
                 process.kill()
 
 

@@ -18,11 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(1500)]
     ("place", "words", "code"),
     [
         ("slurm", ("--launcher", "slurm"), 0),  # the whole CPU plan
-        (
-            "kubernetes",
-            ("--launcher", "kubernetes:pod.yaml", "--phase", "preflight,baseline"),
-            4,
-        ),
+        ("kubernetes", ("--launcher", "kubernetes:pod.yaml", "--phase", "preflight,baseline"), 4),
     ],
     indirect=["place"],
 )

@@ -10,7 +10,7 @@ import pytest
 from runbook.errors import UsageError
 from runbook.folder.launch.own_log import RowReader
 from runbook.records.own_trainer import LogMap
-from runbook.tools.known_logs import KNOWN, guess
+from runbook.tools.own_profile import KNOWN, guess
 
 # https://github.com/epfLLM/Megatron-LLM/issues/11
 MEGATRON = (

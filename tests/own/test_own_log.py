@@ -19,8 +19,7 @@ from runbook.launch.watch.live_status import LiveStatus
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.events import Pulse
 from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
-from runbook.tools.known_logs import guess
-from runbook.tools.own_profile import templated
+from runbook.tools.own_profile import guess, templated
 from tests.factory import records
 
 DICTS = LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10)

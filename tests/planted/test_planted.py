@@ -38,7 +38,7 @@ SOME = Defect(
     name="some",
     area="time",
     what="an example",
-    edits=(Edit(path="nsa/step/sync.py", old="wall = now", new="wall = 2 * now"),),
+    edits=(Edit(path="nsa/step/clock.py", old="wall = now", new="wall = 2 * now"),),
     phases=("baseline",),
     rows=("baseline.accounts", "baseline.oracle"),
     says=("sums to 0", "is off"),
@@ -96,11 +96,11 @@ def test_a_text_that_moved_is_an_error(old: str, new: str, problem: str) -> None
         name="moved",
         area="",
         what="",
-        edits=(Edit(path="nsa/step/sync.py", old=old, new=new),),
+        edits=(Edit(path="nsa/step/clock.py", old=old, new=new),),
         phases=(),
     )
     (found,) = broken_anchors(ROOT, [moved])
-    assert found.startswith("moved: nsa/step/sync.py")
+    assert found.startswith("moved: nsa/step/clock.py")
     assert problem in found
 
 

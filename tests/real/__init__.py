@@ -12,7 +12,7 @@ H200 = Path(__file__).parent / "h200-580.159.04"
 # What the program reads of a card.
 _READ = (
     "name", "pcie_gen", "pcie_gen_max", "pcie_width", "pcie_width_max", "memory_total_mib",
-    "memory_used_mib", "performance_state", "ecc_uncorrected_volatile", "remap_pending", "mig",
+    "memory_used_mib", "ecc_uncorrected_volatile", "remap_pending", "mig",
 )  # fmt: skip
 
 

@@ -46,8 +46,6 @@ def test_the_facts_of_a_healthy_card_hold_no_fault() -> None:
         "gpu.pcie_gen": 5,
         "gpu.pcie_gen_max": 5,
         "gpu.pcie_width": 16,
-        "gpu.pcie_width_max": 16,
-        "gpu.link_idle": False,
         "gpu.processes": 0,
         "gpu.memory_used_mib": 0,
         "gpu.memory_total_mib": 81559,

@@ -14,8 +14,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from phases.stage import TrainingStage
-from reports.key_numbers import KEYS
-from reports.summary import TABLE_PHASES, summarize
+from reports.summary import KEYS, TABLE_PHASES, summarize
 from reports.text import html_told, markdown_told
 from reports.view import build_view
 from runbook.config import registry

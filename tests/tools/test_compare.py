@@ -187,6 +187,13 @@ def test_a_required_check_that_failed_or_vanished_is_worse_one_not_asked_for_is_
     assert held(tmp_path, a, of_checks(b, left_out)).checks == ()
 
 
+def test_a_check_that_nothing_requires_makes_no_run_worse(tmp_path: Path) -> None:
+    a, b = (one.model_copy(update={"required": ()}) for one in pair(tmp_path))
+    failed = throughput(1.0, Outcome.FAIL, Reason.BELOW_LIMIT, "measured")
+    found = held(tmp_path, a, of_checks(b, failed))
+    assert "  baseline.throughput  PASS -> FAIL" in told(found) and found.exit_code == 0
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare(tmp_path, env=NEW_CODE)
     words = ["compare", "a", "b", "--out", str(tmp_path)]

@@ -21,8 +21,10 @@ from tests.cli.shell import inside
 from tests.launch.helpers import FAST, fake_launch
 from tests.reports import samples
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-SMOKE = CONFIGS / "cpu_smoke.yaml"
+PRODUCTION = (
+    *("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--config"),
+    *("configs/m7c_125m_2xa100_production.yaml", "--dataset", "synthetic", "--ddp", "1"),
+)
 
 
 def target(launch: Launch, **changes: object) -> Target:
@@ -55,18 +57,19 @@ def test_one_process_without_ddp() -> None:
     assert step.changes(base) and not step.changes(alone)
 
 
+def left(launch: Launch, folder: Path) -> None:
+    """What a launch leaves of its plan."""
+    document = {"launch": launch.model_dump(mode="json")}
+    (folder / "launch.json").write_text(json.dumps(document))
+
+
 def test_targets(tmp_path: Path) -> None:
-    config = find_target(SMOKE)
-    assert (config.symptom, config.steps, config.launch.nproc) == ("failure", 30, 2)
-    assert find_target(SMOKE, floor=39.0).symptom == "throughput"
     with pytest.raises(UsageError, match="cannot be triaged"):
         find_target(tmp_path)
-    (tmp_path / "config.yaml").write_text("train: {steps: 0}\n")
-    with pytest.raises(UsageError, match=r"train.steps: .*greater than or equal to 1"):
-        find_target(tmp_path / "config.yaml")
     launch = fake_launch()
-    document = {"launch": json.loads(launch.model_dump_json())}
-    (tmp_path / "launch.json").write_text(json.dumps(document))
+    left(launch, tmp_path)
+    assert (find_target(tmp_path).symptom, find_target(tmp_path).steps) == ("failure", 30)
+    assert find_target(tmp_path, floor=39.0).symptom == "throughput"
     ended = LaunchResult(
         status=LaunchStatus.CRASHED, ranks=(RankExit(rank=0, code=1, steps_done=500),)
     )
@@ -117,16 +120,16 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(tmp_path: 
 
 
 def test_a_dry_run_names_what_would_run_and_what_changes_nothing(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["triage", str(SMOKE), "--floor", "39", "--set", "train.seq_len=64"]
-    words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--ranks", "3", "--dry-run"]
+    left(production(NSA_PREFILL_BATCHED="1"), tmp_path)
+    words = ["triage", str(tmp_path), "--floor", "39", "--set", "train.seq_len=64"]
+    words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--dry-run"]
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
-    start = f"torchrun --nproc_per_node=3 -m nsa.train --config {SMOKE} --dataset synthetic"
-    tail = f"{start} --ddp 1 --steps 9 --set train.seq_len=64"
+    tail = f"{' '.join(PRODUCTION)} --steps 9 --set train.seq_len=64"
     assert lines[:3] == [
-        f"triage of config {SMOKE} (throughput)",
+        f"triage of the launch in {tmp_path} (throughput)",
         "every try runs with a copy of the config in which train.seq_len=64",
         "0. the command as it was [it has to fail again]",
     ]
@@ -139,21 +142,11 @@ def test_a_dry_run_names_what_would_run_and_what_changes_nothing(
     ]
 
 
-def test_a_profile_gives_its_config_ranks_and_variables(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["triage", "--profile", "a100x2_pcie4", "--dry-run", "--json"]) == 0
-    (first, *_) = json.loads(capsys.readouterr().out)["steps"]
-    assert "m7c_125m_2xa100_production.yaml" in first["command"]
-    assert "NCCL_ALGO=Ring" in first["command"] and "NSA_DDP_BUCKET_MB=100" in first["command"]
-
-
 def test_wrong_words_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["triage", str(SMOKE), "--set", "NSA_DDP_COMPRES=off", "--dry-run"]) == 2
+    left(production(), tmp_path)
+    assert main(["triage", str(tmp_path), "--set", "NSA_DDP_COMPRES=off", "--dry-run"]) == 2
     assert "NSA_DDP_COMPRESS" in capsys.readouterr().err
-    assert main(["triage", str(SMOKE), "--steps", "0", "--dry-run"]) == 2
-    assert main(["triage", str(tmp_path), "--profile", "cpu"]) == 2
-    assert "go with a config" in capsys.readouterr().err
+    assert main(["triage", str(tmp_path), "--steps", "0", "--dry-run"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -184,9 +177,8 @@ def test_a_step_that_equals_the_defaults_does_not_run(name: str, changed: dict[s
 
 def production(**env: str) -> Launch:
     """A launch of the production config, as a profile plans it."""
-    return find_target(CONFIGS / "m7c_125m_2xa100_production.yaml").launch.model_copy(
-        update={"env": env}
-    )
+    config = PRODUCTION[PRODUCTION.index("--config") + 1]
+    return fake_launch().model_copy(update={"argv": PRODUCTION, "env": env, "config": config})
 
 
 def step_of(symptom: str, name: str) -> TriageStep:
@@ -275,19 +267,11 @@ def test_a_change_is_believed_where_chance_would_hardly_look_so(
     assert bool(triage.exports) == (outcome == "found")
 
 
-def test_what_this_shell_has_goes_over_the_profile_and_not_into_a_run(
+def test_what_this_shell_has_does_not_go_into_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NSA_DDP_BUCKET_MB", "7")
-    words = ["triage", "--profile", "a100x2_pcie4", "--dry-run"]
-    assert main(words) == 0
-    shown = capsys.readouterr()
-    assert "NSA_DDP_BUCKET_MB=7" in shown.out
-    assert "set NSA_DDP_BUCKET_MB=7 (shell, the profile has 25)" in shown.err
-    launch = fake_launch(env={"NSA_DDP_BUCKET_MB": "1"})
-    (tmp_path / "launch.json").write_text(
-        json.dumps({"launch": json.loads(launch.model_dump_json())})
-    )
+    left(fake_launch(env={"NSA_DDP_BUCKET_MB": "1"}), tmp_path)
     assert main(["triage", str(tmp_path), "--dry-run"]) == 0
     shown = capsys.readouterr()
     assert "NSA_DDP_BUCKET_MB=1 " in shown.out
@@ -295,9 +279,9 @@ def test_what_this_shell_has_goes_over_the_profile_and_not_into_a_run(
 
 
 def test_what_cannot_be_triaged_is_told_as_what_it_is(tmp_path: Path) -> None:
-    """A config that is not there is no run, and a run without a failed launch did not pass."""
-    missing = inside("triage", "nope.yaml", cwd=tmp_path)
-    assert missing.code == 2 and "no trainer config 'nope.yaml'" in missing.err
+    """What is not there is no run, and a run without a failed launch did not pass."""
+    missing = inside("triage", "nope", cwd=tmp_path)
+    assert missing.code == 2 and "no run 'nope'" in missing.err
     folder = tmp_path / "artifacts" / "20261121T010203Z-840303b"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(samples.go().model_dump_json())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.contract import HEARTBEATS, TRAINING_CSV, VAL_CSV
+from nsa.contract import HEARTBEATS, TRAINING_CSV
 from nsa.data.packing import open_source
 from nsa.data.source import Source
 from nsa.launch.output import Heartbeat
@@ -23,10 +23,11 @@ from nsa.launch.ranks import (
     choose_device,
     start_ranks,
 )
+from nsa.step.clock import StepClock
 from nsa.step.dispatch import is_out_of_memory, trial_step
 from nsa.step.engine import Engine
 from nsa.step.optimizer import learning_rate
-from nsa.step.sync import Agreed, StepClock
+from nsa.step.sync import Agreed
 from nsa.train.loop import Loop
 from nsa.train.settle import Tables, what_is_not_finite
 from nsa.witness.witness import Witness
@@ -106,18 +107,6 @@ def test_what_is_computed_beside_a_step_leaves_the_gates_of_the_step_before(
     assert sum(looked) > 1 and changed == []
 
 
-@pytest.mark.parametrize("owed", [False, True])
-def test_an_evaluation_that_an_end_left_out_is_made_up_for(tmp_path: Path, owed: bool) -> None:
-    words = ["--config", str(SMOKE), *SMALL, "--set", "train.eval_every=14"]
-    plan = plan_launch(words, {"NSA_PREFILL_BATCHED": "1"})
-    ranks = start_ranks(plan, choose_device(plan))
-    loop = made_loop(plan, ranks, made_source(plan, ranks, "synthetic"), tmp_path, 14, owed=owed)
-    assert loop.run().code == 0
-    evaluated = [line.split(",")[0] for line in (tmp_path / VAL_CSV).read_text().splitlines()[1:]]
-    assert evaluated == ["14"] * owed
-    assert loop.done == 2
-
-
 def refusal(error: RuntimeError) -> str | None:
     """What is said of an arm whose trial step raises this."""
 
@@ -175,9 +164,6 @@ def made_loop(
     ranks: Ranks,
     source: Source,
     run_dir: Path,
-    start_step: int = 0,
-    *,
-    owed: bool = False,
 ) -> Loop:
     """A loop that writes its records into `run_dir`, without TensorBoard."""
     beat = Heartbeat(rank=ranks.rank, token=secrets.token_hex(8))
@@ -189,8 +175,6 @@ def made_loop(
         heartbeat=beat,
         termination=Termination(),
         run_dir=run_dir,
-        start_step=start_step,
-        owed=owed,
     )
 
 
@@ -230,7 +214,7 @@ def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, memory: bo
 
 def clock_that_reads(monkeypatch: pytest.MonkeyPatch, *readings: float) -> StepClock:
     """The clock of a step on a CPU, whose host reads these seconds, one after the other."""
-    monkeypatch.setattr("nsa.step.sync.perf_counter", iter(readings).__next__)
+    monkeypatch.setattr("nsa.step.clock.perf_counter", iter(readings).__next__)
     return StepClock(torch.device("cpu"))
 
 

@@ -41,11 +41,7 @@ _STACKS_WITHIN_S = 1.0
 _FLIGHTS_WITHIN_S = 0.5
 _TOOL_WITHIN_S = 3.0
 # Ends that no rank is to blame for need no summary of every rank.
-_NO_INCIDENT = (
-    LaunchStatus.CONFIG_ERROR,
-    LaunchStatus.ENVIRONMENT_ERROR,
-    LaunchStatus.INTERRUPTED,
-)
+_NO_INCIDENT = (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR, LaunchStatus.INTERRUPTED)
 # Ends that a desynchronised collective can have; in all others its record only repeats them.
 _MAY_BE_DESYNC = (LaunchStatus.CRASHED, LaunchStatus.HUNG, LaunchStatus.TIMED_OUT)
 # gloo ends the process, from a thread of its own, when what comes is larger than what it waits for.
@@ -204,7 +200,6 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
                 "rank": state.rank,
                 "pid": state.pid,
                 "process_state": state.process_state if state.died_at is None else "gone",
-                "waits_in": _kernel_wait(state),
                 "silent_s": round(time.monotonic() - state.changed_at, 3),
                 "phase": state.phase,
                 "step": state.step,
@@ -217,16 +212,6 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
     path = run_dir / INCIDENT_JSON
     write_atomic(path, json.dumps(document, indent=2, default=str) + "\n")
     return path
-
-
-def _kernel_wait(state: RankState) -> str:
-    """Where in the kernel it waits; not known of a process of another machine."""
-    if state.died_at is not None or state.told_state is not None:
-        return ""
-    try:
-        return Path(f"/proc/{state.pid}/wchan").read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def bundle(

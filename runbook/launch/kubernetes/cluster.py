@@ -21,9 +21,8 @@ from runbook.launch.kubernetes.manifests import (
     owned_by,
 )
 from runbook.launch.launcher_api import Start
-from runbook.launch.nodes import chosen
+from runbook.launch.nodes import Cluster, Standing, chosen
 from runbook.launch.nodes.agent import Place
-from runbook.launch.nodes.cluster import Cluster, Standing
 from runbook.launch.nodes.files import Job
 from runbook.process import ToolResult, run_tool
 from runbook.records import End, Kind, LaunchStatus

@@ -199,7 +199,7 @@ def gather(run_dir: Path) -> tuple[list[KernelLine], Load | None]:
     _samples(run_dir, folders)
     kernels = _named(folders, KERNEL_LOG_JSON)
     _write(run_dir / KERNEL_LOG_JSON, _kernel(kernels))
-    load = _load([document for _, document in _named(folders, LOAD_JSON)])
+    load = _load(_named(folders, LOAD_JSON))
     _write(run_dir / LOAD_JSON, load)
     told = ((node, parse_line(text)) for node, one in kernels for text in one.get("lines", ()))
     lines = [replace(line, node=node) for node, line in told if line is not None]
@@ -241,10 +241,15 @@ def _told(documents: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> dic
     return found
 
 
+def _joined(
+    documents: Sequence[tuple[str, Mapping[str, Any]]], *told: str, **more: object
+) -> dict[str, Any]:
+    """The first node's document with what all of them say; empty where there is none."""
+    return {**documents[0][1], **_told(documents, *told), **more} if documents else {}
+
+
 def _devices(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """GPUs are counted on: those of the second node follow those of the first."""
-    if not documents:
-        return {}
     gpus: list[dict[str, Any]] = []
     for node, document in documents:
         first = len(gpus)
@@ -252,9 +257,8 @@ def _devices(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, An
             {**gpu, "index": first + place, "node": node}
             for place, gpu in enumerate(document.get("gpus", ()))
         ]
-    told = _told(documents, "source", "problem", "driver")
-    first_document = documents[0][1]
-    return {**first_document, **told, "gpus": gpus, "nodes": [node for node, _ in documents]}
+    nodes = [node for node, _ in documents]
+    return _joined(documents, "source", "problem", "driver", gpus=gpus, nodes=nodes)
 
 
 def _samples(run_dir: Path, folders: Sequence[Path]) -> None:
@@ -278,26 +282,21 @@ def _samples(run_dir: Path, folders: Sequence[Path]) -> None:
 
 
 def _kernel(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    if not documents:
-        return {}
-    return {
-        **documents[0][1],
-        **_told(documents, "source", "problem"),
-        "lost": any(one.get("lost") for _, one in documents),
-        "others": sum(int(one.get("others", 0)) for _, one in documents),
-        "left_out": sum(int(one.get("left_out", 0)) for _, one in documents),
-        "lines": [text for _, one in documents for text in one.get("lines", ())],
-    }
+    said = [one for _, one in documents]
+    return _joined(
+        documents,
+        *("source", "problem"),
+        lost=any(one.get("lost") for one in said),
+        others=sum(int(one.get("others", 0)) for one in said),
+        left_out=sum(int(one.get("left_out", 0)) for one in said),
+        lines=[text for one in said for text in one.get("lines", ())],
+    )
 
 
-def _load(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    if not documents:
-        return {}
-    sums = {key: round(sum(float(one.get(key, 0)) for one in documents), 3) for key in _SUMS}
-    return {
-        **documents[0],
-        **sums,
-        "cpus": int(sums["cpus"]),
-        "wall_s": max(float(one.get("wall_s", 0)) for one in documents),
-        "problem": next((str(one["problem"]) for one in documents if one.get("problem")), ""),
-    }
+def _load(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    said = [one for _, one in documents]
+    sums = {key: round(sum(float(one.get(key, 0)) for one in said), 3) for key in _SUMS}
+    problem = next((str(one["problem"]) for one in said if one.get("problem")), "")
+    wall_s = max((float(one.get("wall_s", 0)) for one in said), default=0.0)
+    told = sums | {"cpus": int(sums["cpus"]), "wall_s": wall_s, "problem": problem}
+    return _joined(documents, **told)

@@ -7,15 +7,18 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nsa.contract import STACKDUMPS
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.nodes import files
-from runbook.launch.nodes.cluster import Cluster
 from runbook.launch.nodes.ranks import RanksOnNodes
 from runbook.launch.watch.rank_state import RankState
 from runbook.records.launch import End, LaunchStatus
+
+if TYPE_CHECKING:
+    from runbook.launch.nodes import Cluster
 
 # How often the cluster is asked; the files are looked at ten times a second.
 _ASK_EVERY_S = 1.0

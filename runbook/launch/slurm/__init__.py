@@ -15,7 +15,7 @@ from runbook.config.setup import RunOptions, Setup
 from runbook.launch.command import completed, rendezvous
 from runbook.launch.launcher_api import Launcher, LauncherKind
 from runbook.launch.nodes import NodesLauncher, gpus_per_node, problems_of
-from runbook.launch.slurm.cluster import SRUN, TOOLS, Request, SlurmCluster
+from runbook.launch.slurm.cluster import SRUN, TOOLS, SlurmCluster
 from runbook.records import Launch
 from runbook.records.launch import TORCHRUN
 
@@ -39,32 +39,32 @@ class Slurm(LauncherKind):
 
     def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
         """As in `LauncherKind`."""
-        cluster, queue_s = SlurmCluster(request=request_of(setup)), setup.options.queue_s
+        cluster, queue_s = cluster_of(setup), setup.options.queue_s
         return NodesLauncher(run_root=run_root, cluster=cluster, queue_s=queue_s, note=note)
 
     def printed(self, launch: Launch, setup: Setup) -> str:
         """As in `LauncherKind`: the batch script of its job."""
-        return printed_script(launch, request_of(setup))
+        return printed_script(launch, cluster_of(setup))
 
     def takes_out(self) -> str:
         """As in `LauncherKind`."""
         return "scontrol update nodename={node} state=drain reason={reason}"
 
 
-def request_of(setup: Setup) -> Request:
-    """What is asked of Slurm for each launch of a run."""
+def cluster_of(setup: Setup) -> SlurmCluster:
+    """Slurm as a run asks it."""
     options, profile = setup.options, setup.profile
-    return Request(
+    return SlurmCluster(
         partition=options.partition,
         account=options.account,
         gpus_per_node=gpus_per_node(options, profile),
     )
 
 
-def printed_script(launch: Launch, request: Request) -> str:
+def printed_script(launch: Launch, cluster: SlurmCluster) -> str:
     """The launch as a batch script that a person can submit: the same experiment."""
     whole = completed(launch)
-    options = request.words(launch, name="runbook")
+    options = cluster.words(launch, name="runbook")
     words = list(whole.words())
     lines = ["sbatch <<'JOB'", "#!/bin/bash", *(f"#SBATCH {word}" for word in options)]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in whole.env.items()]

@@ -17,9 +17,8 @@ from pathlib import Path
 
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Start
-from runbook.launch.nodes import chosen
+from runbook.launch.nodes import Cluster, Standing, chosen
 from runbook.launch.nodes.agent import Place, address_of
-from runbook.launch.nodes.cluster import Cluster, Standing
 from runbook.launch.nodes.files import Job
 from runbook.process import ToolResult, run_tool
 from runbook.records import End, Kind, Launch, LaunchStatus
@@ -43,36 +42,6 @@ SRUN = ("srun", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none")
 AGENT, _PLACE = "runbook.launch.nodes.agent", f"{__name__}:place"
 # Of the job, not of the launch: with them in its environment a program would think it is a task.
 _FROM_SLURM = ("SLURM", "SBATCH", "PMI_", "PMIX_")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is asked of Slurm for every launch of a run."""
-
-    partition: str = ""
-    account: str = ""
-    gpus_per_node: int = 0
-
-    def words(self, launch: Launch, *, name: str, names: Sequence[str] = ()) -> list[str]:
-        """The options of sbatch for a launch, on the first of the run's nodes.
-
-        `names` are those that are known so far; Slurm adds what a launch needs beyond them.
-        """
-        minutes = math.ceil((launch.timeout_s + _MARGIN_S) / 60)
-        words = [
-            f"--job-name={name}",
-            f"--nodes={launch.nodes}",
-            f"--ntasks={launch.nodes}",
-            "--ntasks-per-node=1",
-            "--exclusive",
-            f"--time={minutes}",
-            "--no-requeue",
-        ]
-        words += [f"--partition={self.partition}"] if self.partition else []
-        words += [f"--account={self.account}"] if self.account else []
-        words += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
-        on = chosen(launch, names)
-        return [*words, f"--nodelist={','.join(on)}"] if on else words
 
 
 def agent_script(run_dir: Path) -> str:
@@ -146,16 +115,39 @@ class JobState:
 class SlurmCluster(Cluster):
     """As in `Cluster`: asked for every launch in the same way."""
 
-    request: Request
+    partition: str = ""
+    account: str = ""
+    gpus_per_node: int = 0
     name = "slurm"
     title = "Slurm"
     pending: Standing = JobState(state="PENDING")
     by_itself_s = 3.0
     meet_s = 120.0
 
+    def words(self, launch: Launch, *, name: str, names: Sequence[str] = ()) -> list[str]:
+        """The options of sbatch for a launch, on the first of the run's nodes.
+
+        `names` are those that are known so far; Slurm adds what a launch needs beyond them.
+        """
+        minutes = math.ceil((launch.timeout_s + _MARGIN_S) / 60)
+        words = [
+            f"--job-name={name}",
+            f"--nodes={launch.nodes}",
+            f"--ntasks={launch.nodes}",
+            "--ntasks-per-node=1",
+            "--exclusive",
+            f"--time={minutes}",
+            "--no-requeue",
+        ]
+        words += [f"--partition={self.partition}"] if self.partition else []
+        words += [f"--account={self.account}"] if self.account else []
+        words += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
+        on = chosen(launch, names)
+        return [*words, f"--nodelist={','.join(on)}"] if on else words
+
     def submit(self, start: Start, job: Job, names: tuple[str, ...]) -> Job:
         """As in `Cluster`. Raises RefusedError with Slurm's words."""
-        options = self.request.words(start.launch, name=job.name, names=names)
+        options = self.words(start.launch, name=job.name, names=names)
         options += [
             "--output=/dev/null",
             "--error=/dev/null",

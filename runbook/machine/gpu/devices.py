@@ -9,10 +9,8 @@ import ctypes
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from pathlib import Path
 
 from nsa.torch_env import VISIBLE_DEVICES
@@ -40,21 +38,13 @@ _WITHIN_S, _HURRIED_S = 20.0, 2.0
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
-class When(StrEnum):
-    """Which of the two documents of a launch."""
-
-    BEFORE = "before"
-    AFTER = "after"
-
-
-_FILES = {
-    When.BEFORE: (DEVICES_BEFORE_JSON, NVIDIA_SMI_BEFORE_XML),
-    When.AFTER: (DEVICES_AFTER_JSON, NVIDIA_SMI_AFTER_XML),
-}
+# The document of a launch, and the XML that it was read from.
+BEFORE = DEVICES_BEFORE_JSON, NVIDIA_SMI_BEFORE_XML
+AFTER = DEVICES_AFTER_JSON, NVIDIA_SMI_AFTER_XML
 
 
 def write_devices(
-    run_dir: Path, when: When, environment: Mapping[str, str], *, hurry: bool = False
+    run_dir: Path, when: tuple[str, str], environment: Mapping[str, str], *, hurry: bool = False
 ) -> tuple[str, ...]:
     """Ask about the GPUs that a launch in `environment` may use, and write what they answer.
 
@@ -63,8 +53,7 @@ def write_devices(
     for an interrupted run to end, the answer has to come within two seconds.
     Raises OSError if the disk refuses.
     """
-    name, xml_name = _FILES[when]
-    began = time.monotonic()
+    name, xml_name = when
     tool = find_nvidia_smi()
     smi, xml, problem = None, "", "no nvidia-smi"
     if tool is not None:
@@ -79,7 +68,6 @@ def write_devices(
         "source": "nvidia-smi" if smi else "",
         "problem": problem,
         "taken_at": utc_text(),
-        "took_s": round(time.monotonic() - began, 4),
         "driver": smi.driver or "" if smi else "",
         "visible": environment.get(VISIBLE_DEVICES),
         "gpus": gpus,

@@ -9,12 +9,7 @@ from pathlib import Path
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.folder.facts import redact_text
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
-from runbook.machine.gpu.nvidia_smi import (
-    GpuState,
-    NvidiaSmi,
-    parse_topology,
-    read_nvidia_smi,
-)
+from runbook.machine.gpu.nvidia_smi import GpuState, NvidiaSmi, parse_topology, read_nvidia_smi
 from runbook.process import run_tool
 from runbook.records.evidence import Fact
 
@@ -178,8 +173,6 @@ _FACTS: dict[str, _Read | None] = {
     "gpu.pcie_gen": _worst(lambda gpu: gpu.link["gen"], min),
     "gpu.pcie_gen_max": _worst(lambda gpu: gpu.link["gen_max"], min),
     "gpu.pcie_width": _worst(lambda gpu: gpu.link["width"], min),
-    "gpu.pcie_width_max": _worst(lambda gpu: gpu.link["width_max"], min),
-    "gpu.link_idle": _any(lambda gpu: gpu.link_idle),
     "gpu.processes": _processes,
     "gpu.memory_used_mib": _worst(lambda gpu: gpu.memory_used_mib, max),
     "gpu.memory_total_mib": _worst(lambda gpu: gpu.memory_total_mib, min),

@@ -40,13 +40,9 @@ _THROTTLES = {
     "sw_thermal_slowdown": "software thermal slowdown",
 }
 # Limits that somebody set or that the card keeps to by design, under load too: told, no fault.
-_CAPS = {
-    "sw_power_cap": "power cap",
-    "applications_clocks_setting": "applications clocks set",
-}
+_CAPS = {"sw_power_cap": "power cap", "applications_clocks_setting": "applications clocks set"}
 # Told of a machine, and not before and after each launch.
-_NOT_COUNTED = ("memory_total_mib", "memory_used_mib", "performance_state", "processes")
-_IDLE_STATES = frozenset({"P8", "P9", "P10", "P11", "P12", "P15"})
+_NOT_COUNTED = ("memory_total_mib", "memory_used_mib", "processes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,20 +77,12 @@ class GpuState:
     sm_max_mhz: int | None
     memory_total_mib: float | None
     memory_used_mib: float | None
-    performance_state: str | None
     processes: tuple[GpuProcess, ...]
 
     @property
     def compute_processes(self) -> tuple[GpuProcess, ...]:
         """Processes that compute; a desktop's graphics alone do not make a GPU busy."""
         return tuple(process for process in self.processes if "C" in process.kind)
-
-    @property
-    def link_idle(self) -> bool:
-        """True if the link runs below its best only because the GPU rests."""
-        gen, most = self.link["gen"], self.link["gen_max"]
-        below = gen is not None and most is not None and gen < most
-        return below and self.performance_state in _IDLE_STATES
 
     @property
     def throttle(self) -> tuple[str, ...]:
@@ -183,7 +171,6 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
         sm_max_mhz=_whole(node, "max_clocks/sm_clock"),
         memory_total_mib=_number(node, "fb_memory_usage/total"),
         memory_used_mib=_number(node, "fb_memory_usage/used"),
-        performance_state=_text(node, "performance_state"),
         processes=tuple(_process(item) for item in node.findall("processes/process_info")),
     )
 
