@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,17 +17,18 @@ from phases.kit.finding import Finding, incomplete, invalid
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.training import toggles_row, training_rows
-from phases.training.gates import gates, selection
-from phases.training.own import own_learns
+from phases.training.memory import memory_limit, memory_plateau
+from phases.training.own import own_learns, own_memory_limit, own_plateau
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
-from phases.training.stability import memory_limit, memory_plateau, no_halt, steadiness
+from phases.training.stability import gates, no_halt, selection, steadiness
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Mark, Outcome, Reason, Series, Stop
 
 _LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"
 # Steps that a launch does before it is told to end, and those that it would have left.
 _STEPS_BEFORE, _ROOM = 3, 200
+Answer = Callable[[Case, str], Finding]
 _CHOSEN = ("NSA_DDP_BUCKET_MB", "NSA_OPT_FUSED")
 
 
@@ -119,10 +120,10 @@ class LongRun(RowPhase):
             toggles_row(self.names),
             each("no_halt", no_halt),
             each("steady", steadiness),
-            each("learns", _learns),
+            each("learns", _either(_learns, own_learns)),
             each("gates", gates),
-            each("memory_plateau", memory_plateau),
-            each("memory_limit", memory_limit),
+            each("memory_plateau", _either(memory_plateau, own_plateau)),
+            each("memory_limit", _either(memory_limit, own_memory_limit)),
         )
 
     def details(self, case: Case) -> Judgement:
@@ -163,13 +164,16 @@ _STOPPING = (
 )
 
 
+def _either(ours: Answer, theirs: Answer) -> Answer:
+    """The answer for our trainer, or that for one of one's own."""
+    return lambda case, name: (theirs if case.profile.own_trainer else ours)(case, name)
+
+
 def _learns(case: Case, name: str) -> Finding:
     """How far the loss came from knowing nothing, ln(V), to the data's entropy rate.
 
     Held against the limit is the loss of the last window plus four standard errors.
     """
-    if case.profile.own_trainer:
-        return own_learns(case, name)
     log, env = case.log(name), case.env(name)
     effective = env.get("effective") or {}
     dataset, floor = effective.get("dataset"), effective.get("loss_floor")

@@ -17,8 +17,7 @@ from phases.kit.finding import Finding, inconclusive, missing, skipped
 from phases.kit.measure import against, derived, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
-from phases.training import stability, toggles_row, training_rows
-from phases.training.gates import gates, selection
+from phases.training import memory, stability, toggles_row, training_rows
 from phases.training.resuming import checkpoint_time, resumed, storage
 from runbook.config.phase import Judgement, Made, PlanContext
 from runbook.records import Launch, Reason
@@ -110,7 +109,7 @@ class TrainingStage(RowPhase, Made):
         known = optional(lambda: case.launch(last))
         return Judgement(
             tables=(rate_table(case, launches(names), title="Throughput of each launch"),),
-            measurements=(*last50s(case, names), *(selection(known) if known else ())),
+            measurements=(*last50s(case, names), *(stability.selection(known) if known else ())),
             series=(
                 *throughputs(case, names),
                 *losses(case, last),
@@ -134,9 +133,9 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
         row.together("mfu", mfu),
         row.together("gpu_utilisation", utilisation),
         row.together("gpu_balance", balance),
-        row.each("gates", gates),
-        row.each("memory_plateau", stability.memory_plateau),
-        row.each("memory_limit", stability.memory_limit),
+        row.each("gates", stability.gates),
+        row.each("memory_plateau", memory.memory_plateau),
+        row.each("memory_limit", memory.memory_limit),
         row.together("storage", storage),
         row.together("checkpoint_time", checkpoint_time),
         row.together("goodput", _goodput),

@@ -136,7 +136,7 @@ def _qualified(record: RunRecord) -> str:
         return ""
     told = ", ".join(map(short_caveat, record.caveats))
     if record.profile_document.get("own_trainer"):
-        return f"A qualified GO: {told}. A trainer of your own never gets another one."
+        return "A qualified GO: a trainer of your own never gets another one."
     return (
         f"A qualified GO: {told}. runbook launch with the same profile and settings starts "
         "behind it and repeats this in its own verdict; a run without it gives an unqualified GO."

@@ -9,13 +9,24 @@ import math
 from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, once
-from phases.kit.finding import Finding, failed, incomplete, inconclusive, invalid, passed, skipped
-from phases.kit.measure import derived, file_value, log_value, rank_value
-from phases.training.stability import processes_of
+from phases.kit.finding import (
+    Finding,
+    failed,
+    incomplete,
+    inconclusive,
+    invalid,
+    missing,
+    passed,
+    skipped,
+)
+from phases.kit.measure import against, derived, file_value, log_value, rank_value
+from phases.kit.rows import needs_contract
+from phases.training.memory import projected_plateau
 from runbook.records import Measurement, Reason
-from runbook.records.evidence import TrainingLog
-from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE
+from runbook.stats.steady import FEWEST_ROWS
 from runbook.stats.throughput import step_times, warmup_cut
 
 if TYPE_CHECKING:
@@ -184,3 +195,40 @@ def own_learns(case: Case, name: str) -> Finding:
     if fell < -_ERRORS * noise:
         return failed(Reason.NOT_LEARNING, f"it rose: {text}", measurement=value)
     return inconclusive(Reason.UNDECIDED, text, measurement=value)
+
+
+def own_plateau(case: Case, name: str) -> Finding:
+    """Of the resident memory of all its processes together, before its last row: what it saves at
+    its end grows with no step.
+    """
+    launch = case.completed(name)
+    samples = processes_of(launch)
+    samples = samples[samples["step"] < samples["step"].max()]
+    sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
+    total = sums[sums["step"] > 0].groupby("step")["mib"].max()
+    if len(total) < FEWEST_ROWS:
+        reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
+        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.path("processes"),))
+    ranks = launch.launch.nproc
+    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
+
+
+def own_memory_limit(case: Case, name: str) -> Finding:
+    """The largest resident memory of one process, on a CPU; nobody tells what a GPU's holds."""
+    if case.profile.has_gpu:
+        return needs_contract(case)
+    launch = case.completed(name)
+    peak = float(processes_of(launch)["rss_mib"].max())
+    text = f"the largest process had {peak:.0f} MiB"
+    return against(_memory(launch, peak / MIB_PER_GIB), case.limit("memory_gib"), text)
+
+
+def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
+    count = 0 if launch.processes is None else len(launch.processes)
+    return file_value(launch, "processes", "peak_memory", gib, "GiB", n=count)
+
+
+def processes_of(launch: LaunchEvidence) -> pd.DataFrame:
+    if launch.processes is None or not len(launch.processes):
+        raise missing(f"{launch.launch.name}: no process of it was seen", launch.path("processes"))
+    return launch.processes

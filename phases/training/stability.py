@@ -1,43 +1,42 @@
-"""Rows of one launch that has to last: no halt, steady, memory flat and under its limit."""
+"""Rows of one launch that has to last: no halt, steady, its ranks heard, its gates healthy."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from itertools import groupby, pairwise
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 from nsa.contract import Event
 from phases.kit import SEQUENTIAL_HANG_STEP
 from phases.kit.case import Case
-from phases.kit.finding import Finding, failed, in_a_row, inconclusive, missing, passed
+from phases.kit.finding import Finding, failed, in_a_row, inconclusive, invalid, missing, passed
 from phases.kit.measure import (
-    against,
     decided,
     estimated,
     file_value,
     log_value,
     rank_value,
     shown_only,
+    steps_of,
 )
-from phases.kit.rows import needs_contract
-from phases.training.resources import resource_leak, resource_words
-from runbook.records import Measurement, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, RankLog
-from runbook.records.measurement import MIB_PER_GIB
-from runbook.stats.decision import Decision
-from runbook.stats.steady import FEWEST_ROWS, steady
-from runbook.stats.steady import memory_plateau as projected
+from runbook.accounts.model import other_selection
+from runbook.records import Measurement, Reason
+from runbook.records.evidence import LaunchEvidence
+from runbook.stats.steady import steady
 from runbook.stats.throughput import step_times
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import pandas as pd
 
-    from runbook.config.limits import Limit
-
-# Where the limit is only shown the projection has none; the leak is still looked for.
-_UNLIMITED_MIB = 1e12
+# A stretch without readings is suspicious beyond so many of the usual ones.
+_GAP = 3
+# Column of gates.csv, its unit, and what it is called.
+_SELECTION = (
+    ("sel_blocks_mean", "blocks", "blocks that a query attends to"),
+    ("sel_forced_share", "share", "part of them that is forced"),
+)
 
 
 def no_halt(case: Case, name: str) -> Finding:
@@ -64,154 +63,6 @@ def steadiness(case: Case, name: str) -> Finding:
     if not (drift.gated and stall.gated):
         return shown_only(value, drift, decision.reason)
     return decided(decision, value, drift)
-
-
-def with_memory(case: Case, name: str) -> LaunchEvidence:
-    """The launch, if each of its ranks told its memory."""
-    launch = case.completed(name)
-    known = [rank.rank for rank in launch.ranks if not _readings(rank).empty]
-    if known != list(range(launch.launch.nproc)):
-        raise missing(f"memory of {len(known)} of {launch.launch.nproc} ranks is known")
-    return launch
-
-
-def _readings(rank: RankLog) -> pd.DataFrame:
-    """Steps after which the rank told its memory."""
-    import pandas as pd
-
-    return pd.DataFrame() if rank.steps is None else rank.steps[rank.steps["mem_mib"].notna()]
-
-
-def memory_plateau(case: Case, name: str) -> Finding:
-    """Of the rank whose memory looks worst; nothing else that they hold may grow either.
-
-    Among those with the same outcome it is the one that may need most.
-    """
-    if case.profile.own_trainer:
-        return _plateau_of_processes(case, name)
-    ranks = with_memory(case, name).ranks
-    every = {rank.rank: plateau_of(case, rank) for rank in ranks}
-
-    def worst(found: Finding) -> tuple[int, float]:
-        """By the upper bound of the projection; nothing is known of a rank with too few rows."""
-        bounds = found.measurement.interval if found.measurement else None
-        return found.outcome.rank, -(bounds[1] if bounds else 0.0)
-
-    found = min(every.values(), key=worst)
-    if found.outcome is Outcome.FAIL:
-        return replace(found, clue=_what_grows(case, every))
-    told = replace(found, reason=f"{found.reason}{resource_words(case, name)}")
-    return resource_leak(case, name) or told
-
-
-def _what_grows(case: Case, found: Mapping[int, Finding]) -> str:
-    """Which memory it is, and on which ranks."""
-    what = "tensors on the GPU" if case.profile.has_gpu else "the process (RSS)"
-    growing = [rank for rank, one in found.items() if one.outcome is Outcome.FAIL]
-    several = "s" if len(growing) > 1 else ""
-    only = f"rank{several} {', '.join(map(str, growing))} only"
-    return f"The memory of {what} grows on {'every rank' if len(growing) == len(found) else only}."
-
-
-def plateau_of(case: Case, rank: RankLog) -> Finding:
-    rows = _readings(rank).set_index("step")["mem_mib"]
-    readings = rank_value(rank, "mem_mib", 0.0, "MiB")
-    return projected_plateau(case, rows, readings, who=f"rank {rank.rank}")
-
-
-def projected_plateau(
-    case: Case, mib: pd.Series[float], readings: Measurement, *, who: str, ranks: int = 1
-) -> Finding:
-    """Of readings by step, of `ranks` together, each of which has the profile's limit."""
-    import numpy as np
-
-    limit = case.limit("memory_gib")
-    decision = projected(
-        mib.index.to_numpy(dtype=float),
-        np.asarray(mib, dtype=np.float64),
-        float(case.profile.workload.production_steps),
-        limit.value * MIB_PER_GIB * ranks if limit.gated else _UNLIMITED_MIB,
-    )
-    value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
-    finding = decided(decision, value)
-    grows = finding.code is Reason.BELOW_LIMIT
-    code, topic = (Reason.LEAK, "leak") if grows else (finding.code, "")
-    title = _growth(decision, who, limit if limit.gated else None) if grows else ""
-    return replace(finding, code=code, reason=f"{who}: {finding.reason}", topic=topic, title=title)
-
-
-def _growth(decision: Decision, who: str, limit: Limit | None) -> str:
-    """The growth in one sentence; empty where a rank is over its limit without growing."""
-    slope, end = decision.details["slope_mib_per_step"], decision.estimate
-    if not isinstance(slope, float) or slope <= 0 or end is None:
-        return ""
-    bound = f" (limit {limit.value:g} GiB)" if limit else ""
-    return (
-        f"Memory of {who} grows by {slope:.2g} MiB per step: {end / MIB_PER_GIB:.3g} GiB by the "
-        f"end of production{bound}."
-    )
-
-
-def memory_limit(case: Case, name: str) -> Finding:
-    """On CUDA the most that the allocator ever held; on a CPU the resident memory."""
-    if case.profile.own_trainer:
-        return _limit_of_processes(case, name)
-    launch = with_memory(case, name)
-    peaks = {rank.rank: _peak_mib(case, rank) for rank in launch.ranks}
-    rank = max(launch.ranks, key=lambda log: peaks[log.rank])
-    peak = peaks[rank.rank]
-    value = rank_value(rank, "peak_memory", peak / MIB_PER_GIB, "GiB")
-    tensors = float(_readings(rank)["mem_mib"].max())
-    held = f" held by the allocator at most, {tensors:.0f} MiB of it by tensors"
-    text = f"rank {rank.rank} uses most: {peak:.0f} MiB{held if case.profile.has_gpu else ''}"
-    return against(value, case.limit("memory_gib"), text)
-
-
-def _peak_mib(case: Case, rank: RankLog) -> float:
-    rows = _readings(rank)
-    if not case.profile.has_gpu:
-        return float(rows["mem_mib"].max())
-    held = rows["reserved_mib"].max() if "reserved_mib" in rows else math.nan
-    if not held >= 0:
-        raise missing(f"rank {rank.rank} does not say what its allocator held", rank.path)
-    return max(float(held), float(rows["mem_mib"].max()))
-
-
-def _plateau_of_processes(case: Case, name: str) -> Finding:
-    """Of the resident memory of all its processes together, before its last row: what it saves at
-    its end grows with no step.
-    """
-    launch = case.completed(name)
-    samples = processes_of(launch)
-    samples = samples[samples["step"] < samples["step"].max()]
-    sums = samples.groupby("mono").agg(step=("step", "max"), mib=("rss_mib", "sum"))
-    total = sums[sums["step"] > 0].groupby("step")["mib"].max()
-    if len(total) < FEWEST_ROWS:
-        reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.path("processes"),))
-    ranks = launch.launch.nproc
-    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
-
-
-def _limit_of_processes(case: Case, name: str) -> Finding:
-    """The largest resident memory of one process, on a CPU; nobody tells what a GPU's holds."""
-    if case.profile.has_gpu:
-        return needs_contract(case)
-    launch = case.completed(name)
-    peak = float(processes_of(launch)["rss_mib"].max())
-    text = f"the largest process had {peak:.0f} MiB"
-    return against(_memory(launch, peak / MIB_PER_GIB), case.limit("memory_gib"), text)
-
-
-def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
-    count = 0 if launch.processes is None else len(launch.processes)
-    return file_value(launch, "processes", "peak_memory", gib, "GiB", n=count)
-
-
-def processes_of(launch: LaunchEvidence) -> pd.DataFrame:
-    if launch.processes is None or not len(launch.processes):
-        raise missing(f"{launch.launch.name}: no process of it was seen", launch.path("processes"))
-    return launch.processes
 
 
 def heartbeats(case: Case, name: str) -> Finding:
@@ -259,3 +110,100 @@ def past_step_5(case: Case, name: str) -> Finding:
     rows = (len(log.frame) - len(after), len(log.frame) - 1)
     value = log_value(log, "loss_last", float(losses[-1]), "nats", rows=rows)
     return passed(f"finite in {len(after)} steps beyond step 5", measurement=value)
+
+
+# -- gates and selection of the three branches, from gates.csv ------------------------------------
+
+
+def gates(case: Case, name: str) -> Finding:
+    """Collapsed: entropy too low or one gate too large in N readings one after the other.
+
+    A selection of another size than the config means is a FAIL too; no document limits it further.
+    """
+    launch = case.completed(name)
+    frame = launch.gates
+    if frame is None or frame.empty:
+        raise missing("no gate health was recorded")
+    if absent := [name for name in ("entropy", "max_gate") if name not in frame]:
+        reason = f"{launch.path('gates')}: the header lacks {', '.join(absent)}"
+        return invalid(Reason.DAMAGED_ARTIFACT, reason, evidence=(launch.path("gates"),))
+    low, high = case.limit("gate_entropy_min"), case.limit("gate_max_share")
+    patience = case.limit("gate_collapse_readings")
+    if gap := _unread(frame, launch.after, launch.asked, patience.value):
+        return inconclusive(Reason.TOO_FEW_SAMPLES, gap, evidence=(launch.path("gates"),))
+    env: Mapping[str, Any] = launch.env or {}
+    shape = (env.get("config") or {}).get("nsa") or {}
+    if wrong := other_selection(frame, shape, (env.get("effective") or {}).get("seq_len")):
+        paths = (launch.path("gates"), launch.path("env"))
+        return failed(Reason.MISMATCH, wrong, evidence=paths, topic="selection")
+    entropy = frame["entropy"].to_numpy(dtype=float)
+    largest = frame["max_gate"].to_numpy(dtype=float)
+    bad = [
+        not (low.holds(one) and high.holds(other))
+        for one, other in zip(entropy.tolist(), largest.tolist(), strict=True)
+    ]
+    value = file_value(
+        launch,
+        "gates",
+        "gate_entropy_min",
+        float(entropy.min()),
+        n=len(frame),
+        window=steps_of(frame),
+        note=f"largest gate share {largest.max():.3f}",
+    )
+    text = f"lowest entropy {entropy.min():.3f}, largest gate share {largest.max():.3f}"
+    read = selection(launch)
+    if len(read) < len(_SELECTION):
+        text += "; no statistics of the selection (NSA_DISABLE_AUX_STATS)"
+    else:
+        blocks, forced = (float(one.value) for one in read)
+        text += f"; a query attends to {blocks:.4g} blocks, {forced:.0%} of them forced"
+    start, readings = _longest_run(bad)
+    if not patience.holds(readings):
+        step = int(frame["step"].iloc[start])
+        reason = f"the gates collapse from step {step} ({readings} readings in a row): {text}"
+        return failed(Reason.BELOW_LIMIT, reason, measurement=value, limit=low)
+    if any(bad):
+        text += f"; {sum(bad)} bad reading(s), never {patience.value:g} in a row"
+        return passed(text, measurement=value)
+    return passed(f"{text}, allowed {high.value:g}", measurement=value, limit=low)
+
+
+def selection(launch: LaunchEvidence) -> tuple[Measurement, ...]:
+    """What the selection read, as means over the readings; empty where no statistics were taken."""
+    frame = launch.gates
+    if frame is None:
+        return ()
+    found = []
+    for column, unit, note in _SELECTION:
+        readings = frame[["step", column]].dropna() if column in frame else frame[:0]
+        # A damaged row may tell any step; that it does is the row's to say.
+        readings = readings[readings["step"] > 0]
+        if not readings.empty:
+            value, read = float(readings[column].mean()), len(readings)
+            more = {"n": read, "window": steps_of(readings), "note": note}
+            found.append(file_value(launch, "gates", column, value, unit, **more))
+    return tuple(found)
+
+
+def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:
+    """Why so few readings cannot show a collapse, or an empty string.
+
+    As many are needed as mean one, and none missing: no stretch of steps without a reading may be
+    several times as long as usual.
+    """
+    at, count = [int(step) for step in frame["step"]], steps - after
+    if len(at) < max(patience, 2):
+        return f"{len(at)} reading(s) of the gates in {count} steps: {patience:g} mean a collapse"
+    usual = sorted(later - one for one, later in pairwise(at))[(len(at) - 1) // 2]
+    for one, later in pairwise([after, *at, steps]):
+        if later - one > _GAP * max(usual, 1):
+            return f"no reading of the gates between steps {one} and {later}"
+    return ""
+
+
+def _longest_run(flags: Sequence[bool]) -> tuple[int, int]:
+    """Where the longest run of true flags begins, and its length; (0, 0) if none is true."""
+    runs = (list(run) for flag, run in groupby(enumerate(flags), itemgetter(1)) if flag)
+    longest = max(runs, key=len, default=[])
+    return (longest[0][0], len(longest)) if longest else (0, 0)

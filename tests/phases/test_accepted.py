@@ -203,11 +203,6 @@ def test_processor_time_decides_where_throughput_is_not_gated() -> None:
     assert len(table.rows) == ROUNDS
 
 
-def without_cpu_time(made: LaunchEvidence) -> LaunchEvidence:
-    told = [replace(one, steps=one.steps.drop(columns="cpu_s")) for one in made.ranks]  # type: ignore[union-attr]
-    return replace(made, ranks=tuple(told))
-
-
 def stuck(steps: pd.DataFrame) -> pd.Series[float]:
     """Processor time that stands still from step 20 on: HEAD would look twice as fast by it."""
     return steps["cpu_s"].where(steps["step"] <= 20, steps["cpu_s"].iloc[20])

@@ -1,23 +1,32 @@
-"""Does a launch keep what it takes: memory as the kernel tells it, descriptors, threads, files?"""
+"""Does a launch keep what it takes: memory under its limit, descriptors, threads, files?
+
+By the ranks' own word, and as the kernel shows their processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from phases.kit.case import Case
-from phases.kit.finding import Finding, failed, whole
-from phases.kit.measure import file_value
+from phases.kit.finding import Finding, failed, missing, whole
+from phases.kit.measure import against, decided, estimated, file_value, rank_value
 from runbook.folder import RESOURCES_CSV
-from runbook.records import Reason
-from runbook.records.evidence import LaunchEvidence
+from runbook.records import Measurement, Outcome, Reason
+from runbook.records.evidence import LaunchEvidence, RankLog
+from runbook.records.measurement import MIB_PER_GIB
+from runbook.stats.decision import Decision
+from runbook.stats.steady import memory_plateau as projected
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     import pandas as pd
 
+# Where the limit is only shown the projection has none; the leak is still looked for.
+_UNLIMITED_MIB = 1e12
 # Looks at a launch that steps, without which nothing is said of a trend.
 FEWEST_LOOKS = 8
 # A rank may open or start so many more for good between the third and the last quarter: a
@@ -34,6 +43,116 @@ _IN_FILES = ("shm_mib", "folder_mib")
 TOLD_LOOKS, TOLD_MIB = 20, 16.0
 LEVEL_SPREAD, LEVEL_SHARE = 0.1, 0.02
 _COUNTED = {"descriptors": "open file descriptors", "threads": "threads", "children": "children"}
+
+
+def with_memory(case: Case, name: str) -> LaunchEvidence:
+    """The launch, if each of its ranks told its memory."""
+    launch = case.completed(name)
+    known = [rank.rank for rank in launch.ranks if not _readings(rank).empty]
+    if known != list(range(launch.launch.nproc)):
+        raise missing(f"memory of {len(known)} of {launch.launch.nproc} ranks is known")
+    return launch
+
+
+def _readings(rank: RankLog) -> pd.DataFrame:
+    """Steps after which the rank told its memory."""
+    import pandas as pd
+
+    return pd.DataFrame() if rank.steps is None else rank.steps[rank.steps["mem_mib"].notna()]
+
+
+def memory_plateau(case: Case, name: str) -> Finding:
+    """Of the rank whose memory looks worst; nothing else that they hold may grow either.
+
+    Among those with the same outcome it is the one that may need most.
+    """
+    ranks = with_memory(case, name).ranks
+    every = {rank.rank: plateau_of(case, rank) for rank in ranks}
+
+    def worst(found: Finding) -> tuple[int, float]:
+        """By the upper bound of the projection; nothing is known of a rank with too few rows."""
+        bounds = found.measurement.interval if found.measurement else None
+        return found.outcome.rank, -(bounds[1] if bounds else 0.0)
+
+    found = min(every.values(), key=worst)
+    if found.outcome is Outcome.FAIL:
+        return replace(found, clue=_what_grows(case, every))
+    told = replace(found, reason=f"{found.reason}{resource_words(case, name)}")
+    return resource_leak(case, name) or told
+
+
+def _what_grows(case: Case, found: Mapping[int, Finding]) -> str:
+    """Which memory it is, and on which ranks."""
+    what = "tensors on the GPU" if case.profile.has_gpu else "the process (RSS)"
+    growing = [rank for rank, one in found.items() if one.outcome is Outcome.FAIL]
+    several = "s" if len(growing) > 1 else ""
+    only = f"rank{several} {', '.join(map(str, growing))} only"
+    return f"The memory of {what} grows on {'every rank' if len(growing) == len(found) else only}."
+
+
+def plateau_of(case: Case, rank: RankLog) -> Finding:
+    rows = _readings(rank).set_index("step")["mem_mib"]
+    readings = rank_value(rank, "mem_mib", 0.0, "MiB")
+    return projected_plateau(case, rows, readings, who=f"rank {rank.rank}")
+
+
+def projected_plateau(
+    case: Case, mib: pd.Series[float], readings: Measurement, *, who: str, ranks: int = 1
+) -> Finding:
+    """Of readings by step, of `ranks` together, each of which has the profile's limit."""
+    import numpy as np
+
+    limit = case.limit("memory_gib")
+    decision = projected(
+        mib.index.to_numpy(dtype=float),
+        np.asarray(mib, dtype=np.float64),
+        float(case.profile.workload.production_steps),
+        limit.value * MIB_PER_GIB * ranks if limit.gated else _UNLIMITED_MIB,
+    )
+    value = estimated(readings, decision, name="memory_projected", unit="MiB projected")
+    finding = decided(decision, value)
+    grows = finding.code is Reason.BELOW_LIMIT
+    code, topic = (Reason.LEAK, "leak") if grows else (finding.code, "")
+    title = _growth(decision, who, limit.value * ranks if limit.gated else None) if grows else ""
+    return replace(finding, code=code, reason=f"{who}: {finding.reason}", topic=topic, title=title)
+
+
+def _growth(decision: Decision, who: str, limit_gib: float | None) -> str:
+    """The growth in one sentence; empty where a rank is over its limit without growing."""
+    slope, end = decision.details["slope_mib_per_step"], decision.estimate
+    if not isinstance(slope, float) or slope <= 0 or end is None:
+        return ""
+    bound = f" (limit {limit_gib:g} GiB)" if limit_gib else ""
+    return (
+        f"Memory of {who} grows by {slope:.2g} MiB per step: {end / MIB_PER_GIB:.3g} GiB by the "
+        f"end of production{bound}."
+    )
+
+
+def memory_limit(case: Case, name: str) -> Finding:
+    """On CUDA the most that the allocator ever held; on a CPU the resident memory."""
+    launch = with_memory(case, name)
+    peaks = {rank.rank: _peak_mib(case, rank) for rank in launch.ranks}
+    rank = max(launch.ranks, key=lambda log: peaks[log.rank])
+    peak = peaks[rank.rank]
+    value = rank_value(rank, "peak_memory", peak / MIB_PER_GIB, "GiB")
+    tensors = float(_readings(rank)["mem_mib"].max())
+    held = f" held by the allocator at most, {tensors:.0f} MiB of it by tensors"
+    text = f"rank {rank.rank} uses most: {peak:.0f} MiB{held if case.profile.has_gpu else ''}"
+    return against(value, case.limit("memory_gib"), text)
+
+
+def _peak_mib(case: Case, rank: RankLog) -> float:
+    rows = _readings(rank)
+    if not case.profile.has_gpu:
+        return float(rows["mem_mib"].max())
+    held = rows["reserved_mib"].max() if "reserved_mib" in rows else math.nan
+    if not held >= 0:
+        raise missing(f"rank {rank.rank} does not say what its allocator held", rank.path)
+    return max(float(held), float(rows["mem_mib"].max()))
+
+
+# -- what is held besides --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
