@@ -88,13 +88,15 @@ def test_a_gradient_that_overflows_in_fp16_updates_nothing(tmp_path: Path) -> No
     assert moved == [step != SPOILED for step in range(1, STEPS + 1)]
 
 
-def test_the_norm_of_a_gradient_is_not_that_of_the_scaled_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batches", [1, 2])
+def test_the_norm_of_a_gradient_is_not_that_of_the_scaled_one(tmp_path: Path, batches: int) -> None:
     """Clipping goes by it: with the scale of fp16 still in it, every step would be clipped."""
     norms = {}
     for precision in ("fp16", "fp32"):
         folder = tmp_path / precision
         folder.mkdir()
-        assert trainer(folder, "train.steps=1", precision=precision).run().code == SUCCESS
+        words = ("train.steps=1", f"train.accumulate_grad_batches={batches}")
+        assert trainer(folder, *words, precision=precision).run().code == SUCCESS
         norms[precision] = rows(folder, "training.csv")[0]["grad_norm"]
     assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.02)
 

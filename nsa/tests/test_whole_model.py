@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from nsa.attention.selection import full_float32
+from nsa.config import ModelConfig
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
@@ -312,11 +312,7 @@ def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: 
     if rows != "few rows":
         heads = replace(cfg.attention, n_heads=24, d_k=64, d_v=64)
         cfg = replace(cfg, vocab_size=4096, mlp_ratio=128.0, attention=heads)
-    drawn = {
-        name: part.weight.detach().double().flatten().numpy()
-        for name, part in NSALanguageModel(cfg).named_modules()
-        if isinstance(part, nn.Linear | nn.Embedding)
-    }
+    drawn = {name: weight.flatten() for name, weight in _matrices(cfg)}
     for name, weight in drawn.items():
         deep = name.endswith(("attention.out_proj", "mlp.down"))
         wanted = 0.02 / np.sqrt(2 * cfg.n_layers) if deep else 0.02
@@ -354,11 +350,16 @@ def test_no_two_rows_or_columns_of_a_weight_begin_alike() -> None:
 
 def _vectors() -> Iterator[tuple[str, NDArray[np.float64]]]:
     """The rows and the columns [m, n] of every weight of a new model, and whose they are."""
-    for name, part in NSALanguageModel(built.config("mlp, own head")).named_modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            weight = part.weight.detach().double().numpy()
-            yield f"rows of {name}", weight
-            yield f"columns of {name}", weight.T
+    for name, weight in _matrices(built.config("mlp, own head")):
+        yield f"rows of {name}", weight
+        yield f"columns of {name}", weight.T
+
+
+def _matrices(cfg: ModelConfig) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """All that a new model draws: weights, and the positions of the compressors."""
+    for name, value in NSALanguageModel(cfg).named_parameters():
+        if value.dim() > 1:
+            yield name.removesuffix(".weight"), value.detach().double().numpy()
 
 
 def _angles() -> Iterator[tuple[str, int, NDArray[np.float64]]]:
@@ -395,12 +396,15 @@ def test_rows_and_columns_of_a_weight_lie_as_independent_ones_do() -> None:
 
 
 def test_norms_begin_as_one_and_gates_half_open() -> None:
-    """A gate is a sigmoid: shut ones would leave almost nothing of what attention adds."""
+    """A gate is a sigmoid: shut ones would leave almost nothing of what attention adds.
+
+    Its bias and every other one begin as 0.
+    """
     for case in built.CASES:
         for name, value in NSALanguageModel(built.config(case)).named_parameters():
             if "norm" in name:
                 assert bool((value == 1).all()), name
-            elif name.endswith("gate_bias"):
+            elif value.dim() == 1:
                 assert bool((value == 0).all()), name
 
 
