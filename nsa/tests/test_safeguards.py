@@ -88,7 +88,7 @@ def test_a_gradient_that_overflows_in_fp16_updates_nothing(tmp_path: Path) -> No
     assert moved == [step != SPOILED for step in range(1, STEPS + 1)]
 
 
-@pytest.mark.parametrize("batches", [1, 2])
+@pytest.mark.parametrize("batches", [1, 2], ids=("one batch", "two micro-batches"))
 def test_the_norm_of_a_gradient_is_not_that_of_the_scaled_one(tmp_path: Path, batches: int) -> None:
     """Clipping goes by it: with the scale of fp16 still in it, every step would be clipped."""
     norms = {}
