@@ -51,12 +51,11 @@ _SMALL: dict[str, dict[str, Any]] = {
 
 
 def rerun_line(report: Path) -> str:
-    """The one command that shows the failure again."""
+    """The command that shows the first cause again."""
     text = report.read_text("utf-8")
-    (line,) = set(
-        re.findall(r"^- \*\*To see the failure again:\*\* `(runbook run .*)`$", text, re.M)
-    )
-    return str(line)
+    found = re.search(r"^- \*\*To see the failure again:\*\* `(runbook run .*)`$", text, re.M)
+    assert found is not None
+    return found[1]
 
 
 def verdict_of(report: Path) -> str:
