@@ -20,8 +20,9 @@ from phases.training import training_rows
 from runbook.config.phase import PlanContext
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Measurement, Outcome, Reason
-from runbook.stats.arms import non_inferiority, t_quantile
-from runbook.stats.decision import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.pairs import non_inferiority, t_quantile
+from runbook.stats.plans import FUSED_LAUNCHES_PLAN, FUSED_PLAN
 from runbook.stats.throughput import measured_rows
 
 if TYPE_CHECKING:

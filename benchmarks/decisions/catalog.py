@@ -38,8 +38,7 @@ from benchmarks.decisions.noise import (
     rates,
 )
 from runbook.config.load import load_profile
-from runbook.stats.arms import regression
-from runbook.stats.decision import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN, Decided
+from runbook.stats.decision import Decided
 from runbook.stats.launches import (
     LEVEL_RUNS,
     LEVEL_WINDOW,
@@ -48,6 +47,8 @@ from runbook.stats.launches import (
     meets_target,
     scaling,
 )
+from runbook.stats.pairs import regression
+from runbook.stats.plans import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN
 from runbook.stats.steady import memory_plateau, steady
 
 # What the shipped profiles launch on each side; more than that only if a profile asks for it.

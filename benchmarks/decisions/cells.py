@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.decisions.noise import FloatArray, Noise
-from runbook.stats.decision import Decided, Decision, Plan
+from runbook.stats.decision import Decided, Decision
+from runbook.stats.plans import Plan
 
 BLOCK_STEPS, BLOCK_WARMUP = 20, 3
 LAUNCH_STEPS, LAUNCH_WARMUP = 50, 3

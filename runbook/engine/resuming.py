@@ -18,13 +18,9 @@ from runbook.engine.starting import Part
 from runbook.errors import RunbookError, UsageError
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE
 from runbook.folder.facts import read_facts
+from runbook.folder.integrity import artifact_problems, evidence_problems
 from runbook.folder.journal import Journal
-from runbook.folder.manifest import (
-    artifact_problems,
-    changed_files,
-    evidence_problems,
-    read_manifest,
-)
+from runbook.folder.manifest import changed_files, read_manifest
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict

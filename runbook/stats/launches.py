@@ -14,22 +14,24 @@ import numpy as np
 
 from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.arms import log_bounds, mean_and_error, t_quantile
 from runbook.stats.decision import (
-    SCALING_PLAN,
-    TARGET_PLAN,
     Decided,
     Decision,
     Detail,
     FloatArray,
-    InterimPlan,
     between,
-    first_settled,
     of_ratio,
     paired,
     percent,
     positive,
     too_few,
+)
+from runbook.stats.pairs import log_bounds, mean_and_error, t_quantile
+from runbook.stats.plans import (
+    SCALING_PLAN,
+    TARGET_PLAN,
+    InterimPlan,
+    first_settled,
 )
 
 MIN_LAUNCHES = 3

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runbook.errors import UsageError
-from runbook.stats.arms import t_quantile, t_upper_tail
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive, too_few
+from runbook.stats.pairs import t_quantile, t_upper_tail
 from runbook.stats.throughput import MAD_TO_SIGMA, warmup_cut
 
 FEWEST_BATCHES = 8

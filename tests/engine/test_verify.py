@@ -12,7 +12,8 @@ import pytest
 
 from runbook.config.phase import Judgement, PlanContext
 from runbook.config.registry import report_files
-from runbook.folder.manifest import folder_problems, load_record, write_manifest
+from runbook.folder.integrity import folder_problems
+from runbook.folder.manifest import load_record, write_manifest
 from runbook.records import Launch
 from runbook.records.evidence import PhaseEvidence
 from tests.engine.toys import Toy, run, verify
@@ -115,7 +116,7 @@ def test_a_file_without_an_end_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each a terabyte of nothing behind what it holds, which would take a day to read."""
-    for module in ("folder.launch.lines", "folder.manifest"):
+    for module in ("folder.launch.lines", "folder.integrity"):
         monkeypatch.setattr(f"runbook.{module}.LARGEST_LOG_BYTES", 1 << 20)
     os.truncate(folder / name, 1 << 40)
     assert any(name in text for text in verify(folder).differences)

@@ -13,7 +13,7 @@ from runbook.config.phase import PlanContext
 from runbook.folder.facts import env_facts, other_work, unlike
 from runbook.records import Check, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.stats.decision import REGRESSION_PLAN
+from runbook.stats.plans import REGRESSION_PLAN
 from tests.phases import builder, heartbeats, spoil, traces
 from tests.phases.answers import (
     DAMAGED,

@@ -20,18 +20,11 @@ from runbook.stats.arms import (
     complete_rounds,
     judge_rounds,
     judge_rounds_so_far,
-    non_inferiority,
     rounds_of,
 )
-from runbook.stats.decision import (
-    BUCKET_PLAN,
-    FUSED_PLAN,
-    Decided,
-    Decision,
-    FloatArray,
-    InterimPlan,
-    pace_of,
-)
+from runbook.stats.decision import Decided, Decision, FloatArray, pace_of
+from runbook.stats.pairs import non_inferiority
+from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, InterimPlan
 
 
 def table_of(values: npt.NDArray[np.float64], arms: Sequence[str] | None = None) -> pd.DataFrame:

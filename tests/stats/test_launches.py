@@ -27,9 +27,10 @@ from benchmarks.decisions.noise import (
     rates,
 )
 from runbook.errors import UsageError
-from runbook.stats.arms import non_inferiority
-from runbook.stats.decision import FUSED_PLAN, Decided
+from runbook.stats.decision import Decided
 from runbook.stats.launches import LEVEL_RUNS, below_level, loss_shown
+from runbook.stats.pairs import non_inferiority
+from runbook.stats.plans import FUSED_PLAN
 from tests.tiers import by_tier
 
 RUNS = 400

@@ -13,17 +13,10 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats.arms import non_inferiority, regression, t_quantile, t_upper_tail
-from runbook.stats.decision import (
-    FUSED_LAUNCHES_PLAN,
-    FUSED_PLAN,
-    SCALING_PLAN,
-    Decided,
-    Decision,
-    InterimPlan,
-    positive,
-)
+from runbook.stats.decision import Decided, Decision, positive
 from runbook.stats.launches import meets_target, scaling
+from runbook.stats.pairs import non_inferiority, regression, t_quantile, t_upper_tail
+from runbook.stats.plans import FUSED_LAUNCHES_PLAN, FUSED_PLAN, SCALING_PLAN, InterimPlan
 
 SPREAD = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
 BASE = np.full(8, 100.0)

@@ -17,10 +17,11 @@ from benchmarks.decisions import __main__ as decisions
 from benchmarks.decisions import catalog as decision_cells
 from nsa.tests import test_performance_guards
 from runbook.config.load import load_profile
-from runbook.stats import decision as plans
-from runbook.stats.arms import best_arm_sequential, non_inferiority, regression, t_quantile
+from runbook.stats import plans
+from runbook.stats.arms import best_arm_sequential
 from runbook.stats.decision import Decided
 from runbook.stats.launches import scaling
+from runbook.stats.pairs import non_inferiority, regression, t_quantile
 from tests.phases import builder
 
 

@@ -19,9 +19,10 @@ from runbook.errors import UsageError
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.records import Outcome
 from runbook.records.evidence import TrainingLog
-from runbook.stats.arms import complete_rounds, non_inferiority
+from runbook.stats.arms import complete_rounds
 from runbook.stats.decision import Decided
 from runbook.stats.launches import scaling
+from runbook.stats.pairs import non_inferiority
 from runbook.stats.steady import memory_plateau, stall_share, steady
 from runbook.stats.throughput import (
     StatisticsError,

@@ -11,8 +11,8 @@ import yaml
 
 from runbook.errors import UsageError
 from runbook.records.outcome import Outcome, Verdict
-from runbook.tools.replay import Report, load_report
-from runbook.tools.replay.judge import RULES, Breach, ReplayRecord, judge_report
+from runbook.tools.replay import Report, load_report, rules
+from runbook.tools.replay.judge import RULES, ReplayRecord, judge_report
 from tests.cli.shell import inside
 
 
@@ -199,7 +199,7 @@ def test_no_contradiction_leaves_a_go(
 ) -> None:
     """Each rule, broken alone; a FAIL of an optional phase is none of the run."""
     for outcome in (Outcome.INVALID, Outcome.FAIL):
-        broken = Breach(phase, "x", "y", outcome)
+        broken = rules.Breach(phase, "x", "y", outcome)
         rule = RULES[name]._replace(breaches=lambda _report, broken=broken: iter([broken]))
         monkeypatch.setitem(RULES, name, rule)
         fails = outcome is Outcome.FAIL and phase == "baseline"
