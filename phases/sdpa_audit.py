@@ -60,7 +60,6 @@ class SdpaAudit(RowPhase):
                 phase=self.name,
                 arms=arms,
                 extra=_ARMS[_DEFAULT],
-                without=(),
                 shuffled=False,
                 purpose=f"audit the kernels: {', '.join(arms).replace('_', ' ')}",
             )

@@ -84,9 +84,8 @@ class Adviser:
     @cached_property
     def other_trainer(self) -> str:
         """The trainer's module where it is not the shipped one, and has its contract."""
-        document = self.record.profile_document
-        trainer = document.get("trainer", _SHIPPED_TRAINER)
-        other = trainer != _SHIPPED_TRAINER and not document.get("own_trainer")
+        trainer = self.record.profile_document.get("trainer", _SHIPPED_TRAINER)
+        other = trainer != _SHIPPED_TRAINER and not self.record.of_own_trainer
         return str(trainer) if other else ""
 
     @cached_property
@@ -261,7 +260,7 @@ def seen_non_finite(cause: str) -> list[tuple[str, str, str]]:
 def how_it_ended(entry: LaunchEntry) -> str:
     """What the launch said last, or the kind of its end."""
     result = entry.result
-    cause = result.cause or result.status.value.replace("_", " ")
+    cause = result.cause or result.status.words
     return f"{_WORDS.get(result.status, '')}{cause}"
 
 

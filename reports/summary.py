@@ -141,8 +141,7 @@ def run_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield from _told("Commit", _commit(known))
     yield from _told("Model", *_workloads(record), between="; ")
     # A trainer of one's own has no config of ours, though its profile extends one that has.
-    own = record.profile_document.get("own_trainer")
-    config = "" if own else str(record.profile_document.get("config", ""))
+    config = "" if record.of_own_trainer else str(record.profile_document.get("config", ""))
     yield from _told("Profile", record.profile, config)
     given = told(record.settings, record.sources, values_before(record))
     yield from _told("Set by hand", *given, between="; ")
@@ -271,8 +270,8 @@ def _keys(record: RunRecord, checks: Mapping[str, Check]) -> list[_Key]:
 
     A launch by a plan has them from the last of its own phases that measured one.
     """
-    own = bool(record.profile_document.get("own_trainer"))
-    keys = [key for key in KEYS if key.ranks <= _ranks(record) and key.own in (None, own)]
+    mine = (None, record.of_own_trainer)
+    keys = [key for key in KEYS if key.ranks <= _ranks(record) and key.own in mine]
     made = [one.name for one in record.phases if _is_made(record, one.name)]
     if not made:
         return keys

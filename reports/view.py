@@ -83,7 +83,7 @@ def _permit(record: RunRecord) -> Permit:
     if record.options.get("plan"):
         return Permit(says="Every phase of this launch passed its gate.", valid_for=_valid(record))
     said = Permit(says=_approved(record), qualified=_qualified(record), valid_for=_valid(record))
-    if record.profile_document.get("own_trainer"):
+    if record.of_own_trainer:
         return replace(
             said,
             command=f"runbook verify {run_folder(record)}",
@@ -135,7 +135,7 @@ def _qualified(record: RunRecord) -> str:
     if not record.caveats:
         return ""
     told = ", ".join(map(short_caveat, record.caveats))
-    if record.profile_document.get("own_trainer"):
+    if record.of_own_trainer:
         return "A qualified GO: a trainer of your own never gets another one."
     return (
         f"A qualified GO: {told}. runbook launch with the same profile and settings starts "
@@ -170,7 +170,7 @@ def following(record: RunRecord, causes: Sequence[Cause]) -> tuple[Step, ...]:
     if record.verdict is Verdict.GO:
         command = permit_of(record).command
         does = "train behind this GO, by a plan"
-        if record.profile_document.get("own_trainer"):
+        if record.of_own_trainer:
             does = "check every number of it, then start your trainer as you do"
         return (Step(command=command, does=does),) if command else ()
     if record.verdict is Verdict.PARTIAL:

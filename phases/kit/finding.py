@@ -130,7 +130,7 @@ def ending(launch: LaunchEvidence) -> Finding:
     else:
         culprit = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
         cause = f": {result.cause}" if result.cause else ""
-        how = _SAID.get(result.status, result.status.value.replace("_", " "))
+        how = _SAID.get(result.status, result.status.words)
         reason = f"{name} {how}{culprit}{cause}"
     clue, follows = "", launch.launch.id
     if result.stopped_at and result.culprit_rank is not None:

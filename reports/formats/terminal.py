@@ -48,7 +48,7 @@ def _end(view: ReportView, screen: Screen) -> Iterator[RenderableType]:
         text = f"{one['node']} ({one['confidence']})  {one['command']}"
         yield whole(f"    node   {one_line(text)}")
     if view.record.verdict is Verdict.GO and view.record.exports and not screen.terse:
-        if view.record.profile_document.get("own_trainer"):
+        if view.record.of_own_trainer:
             yield _told("Start your trainer as you do, with this in its shell:")
         yield whole(export_line(view.record.exports))
     for name, step in zip(STEPS, view.following, strict=False):

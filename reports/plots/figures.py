@@ -119,7 +119,7 @@ def _words(phase: PhaseRecord) -> str:
 def _said(entry: LaunchEntry) -> str:
     result = entry.result
     tries = f"{result.attempts} attempts" if result.attempts > 1 else ""
-    ended = "" if result.ok else result.status.value.replace("_", " ")
+    ended = "" if result.ok else result.status.words
     rank = "" if result.culprit_rank is None else f"rank {result.culprit_rank}"
     return ", ".join(word for word in (ended, rank, tries) if word)
 

@@ -219,6 +219,11 @@ class LaunchStatus(StrEnum):
     INTERRUPTED = "interrupted"
     NOT_RUN = "not_run"
 
+    @property
+    def words(self) -> str:
+        """As a person writes it: `out of memory`."""
+        return self.value.replace("_", " ")
+
 
 class Kind(StrEnum):
     """Which of several faults a status can stand for."""

@@ -185,6 +185,11 @@ class RunRecord(Record):
         much = f"{total - left} of {total - left}, {left} more were not asked for"
         return verdict_text(f"{self.verdict} {much}", self.caveats)
 
+    @property
+    def of_own_trainer(self) -> bool:
+        """Was it of a trainer of one's own, without the trainer's contract?"""
+        return bool(self.profile_document.get("own_trainer"))
+
     def left_out(self) -> tuple[str, ...]:
         """The required checks whose phases were not asked for."""
         wanted = set(self.required)

@@ -148,7 +148,7 @@ def run_probe(
 def _bad_end(result: LaunchResult, run_dir: Path) -> str:
     console = run_dir / CONSOLE_LOG
     said = last_words(read_console(console)[0])
-    how = result.status.value.replace("_", " ")
+    how = result.status.words
     return f"the probe {how}: {result.cause or said}; what it printed is in {console}"
 
 

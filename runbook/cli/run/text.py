@@ -150,7 +150,7 @@ class TextObserver(RunView):
         self._enter(launch.phase)
         told = bool(result.cause) and result.cause in self._last_note
         if not result.ok and not told:
-            how = result.status.value.replace("_", " ")
+            how = result.status.words
             says_so = result.cause.startswith(how)  # `interrupted by SIGINT`
             how = result.cause if says_so else ": ".join(filter(None, (how, result.cause)))
             self._console.progress(f"{_INDENT}{launch.phase}/{launch.name} {how}")

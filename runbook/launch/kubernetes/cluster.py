@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from runbook.launch.kubernetes.manifests import (
     owned_by,
 )
 from runbook.launch.launcher_api import Start
-from runbook.launch.nodes import Cluster, Standing, chosen
+from runbook.launch.nodes import Cluster, Standing, agent, chosen
 from runbook.launch.nodes.agent import Place
 from runbook.launch.nodes.files import Job
 from runbook.process import ToolResult, run_tool
@@ -31,7 +30,6 @@ _TIMEOUT_S = 20.0
 _LONGEST = 300
 # Why a pod is removed though nobody asked: its node is gone, or must be left.
 _NODE_GONE = ("DeletionByTaintManager", "DeletionByPodGC")
-AGENT, _PLACE = "runbook.launch.nodes.agent", f"{__name__}:place"
 # By the Job controller, in the pods of a Job with an index.
 _INDEX = "JOB_COMPLETION_INDEX"
 # Less than the grace of a pod; an eviction is told by the pod alone, as long as it is there.
@@ -216,7 +214,7 @@ class KubernetesCluster(Cluster):
             for name, value in start.environment.items()
             if name in start.command.env or not is_passed_on(name)
         }
-        command = [sys.executable, "-P", "-m", AGENT, _PLACE, str(start.run_dir.resolve())]
+        command = agent.command(place, start.run_dir)
         on = chosen(launch, names)
         made = self.create(self.request.job(launch, job.name, command, environment, on))
         if launch.nodes > 1:

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -228,6 +229,12 @@ def _interface_of(address: str) -> str:
         if any(one.address == address for one in addresses):
             return name
     return ""
+
+
+def command(place: Callable[[files.Job], Place], run_dir: Path) -> list[str]:
+    """What starts the agent on a node, whose `place` tells it where that is."""
+    named = f"{place.__module__}:{place.__qualname__}"
+    return [sys.executable, "-P", "-m", __name__, named, str(run_dir.resolve())]
 
 
 def main(place: str, folder: str) -> int:

@@ -10,14 +10,13 @@ import math
 import os
 import re
 import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Start
-from runbook.launch.nodes import Cluster, Standing, chosen
+from runbook.launch.nodes import Cluster, Standing, agent, chosen
 from runbook.launch.nodes.agent import Place, address_of
 from runbook.launch.nodes.files import Job
 from runbook.process import ToolResult, run_tool
@@ -39,15 +38,13 @@ _WAITING = ("PENDING", "CONFIGURING", "REQUEUED")
 _MARGIN_S = 300.0
 # One task on each node with all of its processors; one that ends leaves the others to the harness.
 SRUN = ("srun", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none")
-AGENT, _PLACE = "runbook.launch.nodes.agent", f"{__name__}:place"
 # Of the job, not of the launch: with them in its environment a program would think it is a task.
 _FROM_SLURM = ("SLURM", "SBATCH", "PMI_", "PMIX_")
 
 
 def agent_script(run_dir: Path) -> str:
     """What the job of a launch runs: the agent on every node."""
-    words = [*SRUN, sys.executable, "-P", "-m", AGENT, _PLACE]
-    words.append(str(run_dir.resolve()))
+    words = [*SRUN, *agent.command(place, run_dir)]
     log = shlex.quote(str(run_dir.resolve() / LOG))
     return f"exec {shlex.join(words)} >>{log} 2>&1"
 

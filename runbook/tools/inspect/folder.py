@@ -170,7 +170,7 @@ def _inspect_one(
 
 def _end(result: LaunchResult) -> str:
     """`crashed, rank 1: ZeroDivisionError: injected (exit code 1)`."""
-    how = result.status.value.replace("_", " ")
+    how = result.status.words
     rank = "" if result.culprit_rank is None else f", rank {result.culprit_rank}"
     code = "" if result.exit_code is None else f" (exit code {result.exit_code})"
     return f"{how}{rank}: {result.cause or 'no cause is known'}{code}"
