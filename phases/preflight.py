@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import partial
 
 from phases import machine
-from phases.kit import fixed_rules, spec, specs, table
+from phases.kit import fixed_rules, spec, specs
 from phases.kit.case import Case, broken_tests, judge_cases, report_of
 from phases.kit.commands import ceilings_launch, pytest_launch
 from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.measure import against
+from phases.kit.playbook import playbook
 from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings, devices
 from phases.machine.bisection import bisection_rows, group_launches, next_launch
@@ -21,16 +22,23 @@ from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import JUnitCase, PhaseEvidence
 
 _SANITY = "sanity"
-# What the tests of each check show, and the shipped modules that hold them.
+# What the tests of each check show, and the shipped modules that hold them: those first whose
+# faults make tests of the others fail.
 _SANITY_TESTS = {
     "equivalence": ("path equivalence", "test_equiv_small"),
     "group_consistency": ("group consistency", "test_group_consistency"),
-    "whole_model": ("the whole model against the oracle", "test_whole_model"),
-    "documents": ("documents against their definition", "test_documents"),
+    "whole_model": ("the whole model against the oracle", "test_whole_model", "test_beginning"),
+    "documents": (
+        "documents against their definition",
+        "test_tokens",
+        "test_documents",
+        "test_places",
+    ),
     "safeguards": (
         "stops, kept checkpoints and going on from one",
         "test_safeguards",
         "test_saves",
+        "test_resumes",
     ),
 }
 
@@ -114,16 +122,22 @@ class Preflight(RowPhase):
 
 
 def _passed(case: Case, *, shown: str, modules: Sequence[str]) -> Finding:
+    """Where tests failed, the first of them names the topic: others may have failed for it."""
+
     def own(test: JUnitCase) -> bool:
-        return test.classname.rpartition(".")[2] in modules
+        return _module(test) in modules
 
     found = judge_cases(case, _SANITY, shown, own)
     if found.code is not Reason.TEST_FAILED:
         return found
-    broken = broken_tests(report_of(case, _SANITY).cases)
-    names = {test.name.partition("[")[0] for test in broken if own(test)}
-    topics = (topic for topic, known in table("playbook")["tests"].items() if names <= set(known))
-    return replace(found, topic=next(topics, ""))
+    broken = filter(own, broken_tests(report_of(case, _SANITY).cases))
+    first = min(broken, key=lambda test: modules.index(_module(test)))
+    topic = first.properties.get("topic", "")
+    return replace(found, topic=topic if topic in playbook().by_topic else "")
+
+
+def _module(test: JUnitCase) -> str:
+    return test.classname.rpartition(".")[2]
 
 
 def _imports(case: Case) -> Finding:

@@ -5,10 +5,12 @@ nothing: no gate bias is 0, no norm's weight is 1, and attention is far from uni
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 import yaml
 from torch import nn
@@ -219,3 +221,19 @@ def held(engine: Engine) -> dict[str, oracle.Array]:
         for group in groups(engine.model).values()
         for name, rows in group.members
     }
+
+
+@pytest.fixture
+def settings_of_torch() -> Iterator[None]:
+    """The engine sets these for its process; other tests in this one must not see it."""
+    cuda, precision = torch.backends.cuda, torch.get_float32_matmul_precision()
+    flags = (
+        (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),
+        (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),
+        (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),
+        (cuda.enable_math_sdp, cuda.math_sdp_enabled()),
+    )
+    yield
+    torch.set_float32_matmul_precision(precision)
+    for restore, value in flags:
+        restore(value)

@@ -13,6 +13,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import pytest
+
 from nsa.contract import CHECKSUMS_JSON
 from nsa.launch.plan import plan_launch
 from nsa.launch.process import Termination
@@ -21,7 +23,7 @@ from nsa.train.session import train
 
 STEPS, MICRO_BATCHES = 6, 2
 # The middle one of the checkpoints.
-SAVED, MIDDLE = 3, "checkpoints/step_3"
+SAVED, MIDDLE, LAST = 3, "checkpoints/step_3", f"checkpoints/step_{STEPS}"
 # Attention is proven elsewhere: two selection blocks are enough to train on.
 SEQ_LEN = 16
 SUCCESS = 0
@@ -56,6 +58,12 @@ def launch(
     last = json.loads((run_dir / "heartbeat_rank0.jsonl").read_text().splitlines()[-1])
     assert ended == code, last
     return run_dir, last
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A launch of all steps."""
+    return launch(tmp_path_factory.mktemp("whole") / "run")
 
 
 def rows(folder: Path, name: str) -> list[dict[str, float]]:

@@ -88,6 +88,7 @@ def test_a_gradient_that_overflows_in_fp16_updates_nothing(tmp_path: Path) -> No
     assert moved == [step != SPOILED for step in range(1, STEPS + 1)]
 
 
+@pytest.mark.topic("clipping")
 @pytest.mark.parametrize("batches", [1, 2], ids=("one batch", "two micro-batches"))
 def test_the_norm_of_a_gradient_is_not_that_of_the_scaled_one(tmp_path: Path, batches: int) -> None:
     """Clipping goes by it: with the scale of fp16 still in it, every step would be clipped."""
@@ -101,6 +102,7 @@ def test_the_norm_of_a_gradient_is_not_that_of_the_scaled_one(tmp_path: Path, ba
     assert norms["fp16"] == pytest.approx(norms["fp32"], rel=0.02)
 
 
+@pytest.mark.topic("evaluations")
 def test_an_evaluation_with_a_loss_that_is_no_number_has_none(tmp_path: Path) -> None:
     """Left out of the mean, a batch that the model cannot do would be hidden."""
     loop = trainer(
@@ -120,6 +122,7 @@ def test_an_evaluation_with_a_loss_that_is_no_number_has_none(tmp_path: Path) ->
     assert seen[:2] == [3, 3] and not torch.tensor(first["loss"]).isfinite(), first
 
 
+@pytest.mark.topic("records")
 @pytest.mark.parametrize(
     ("name", "words"),
     [("training.csv", b"\n3,"), ("heartbeat_rank0.jsonl", b'"step": 3')],
@@ -141,6 +144,7 @@ def test_a_record_that_cannot_be_written_ends_the_run(
         trainer(tmp_path, save_every=STEPS).run()
 
 
+@pytest.mark.topic("records")
 def test_the_board_shows_what_the_tables_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +212,7 @@ def posted(rank: int, spoiled: Collection[str]) -> Posted:
     )
 
 
+@pytest.mark.topic("stopping")
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("what", ["halt file", "SIGTERM"])
 def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
@@ -235,6 +240,7 @@ def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
     assert loop.termination.grace_s == 4 * 30.0
 
 
+@pytest.mark.topic("stopping")
 def test_a_rank_takes_the_signals_of_its_contract(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two end it in an orderly way, one shows stacks, and it does not outlive who started it."""
     taken: dict[int, Any] = {}
@@ -253,6 +259,7 @@ def test_a_rank_takes_the_signals_of_its_contract(monkeypatch: pytest.MonkeyPatc
 
 
 @torch.no_grad()
+@pytest.mark.topic("unseen")
 def test_ranks_know_each_other_by_every_parameter() -> None:
     """Those that parted in a norm or a bias alone would go on unnoticed."""
     model = nn.Sequential(nn.Linear(3, 2), nn.RMSNorm(2))
@@ -263,6 +270,7 @@ def test_ranks_know_each_other_by_every_parameter() -> None:
     assert len(known) == 4
 
 
+@pytest.mark.topic("stopping")
 def test_the_last_save_may_take_longer_than_the_grace_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +295,7 @@ def test_the_last_save_may_take_longer_than_the_grace_time(
     assert overdue == kept(tmp_path) == [loop.step]
 
 
+@pytest.mark.topic("records")
 def test_a_step_is_timed_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """The time of day jumps by an hour at every look, as a copy of the module finds it."""
     jumps = count(0.0, 3600.0)

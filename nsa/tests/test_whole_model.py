@@ -6,26 +6,16 @@ in NumPy: it has no gradients, so the trainer's are held against differences of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from nsa.attention.selection import full_float32
-from nsa.config import ModelConfig
 from nsa.data.source import Batch
-from nsa.launch.plan import plan_launch
-from nsa.launch.ranks import choose_device, start_ranks
-from nsa.model import NSALanguageModel
 from nsa.projection import Columns
-from nsa.step.engine import Engine
-from nsa.step.optimizer import learning_rate
 from nsa.tests import built, pieces
 from nsa.tests.truth import SLOPES, Truth
 from nsa.witness import oracle
@@ -49,22 +39,8 @@ SEVERAL, SINGLE = 300, 1e-4
 ALL_BLOCKS, HALF = 31, 0.15
 
 Case = tuple[str, int]
-
-
-@pytest.fixture(autouse=True)
-def _settings_of_torch() -> Iterator[None]:
-    """The engine sets these for its process; other tests in this one must not see it."""
-    cuda, precision = torch.backends.cuda, torch.get_float32_matmul_precision()
-    flags = (
-        (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),
-        (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),
-        (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),
-        (cuda.enable_math_sdp, cuda.math_sdp_enabled()),
-    )
-    yield
-    torch.set_float32_matmul_precision(precision)
-    for restore, value in flags:
-        restore(value)
+pytestmark = pytest.mark.usefixtures("settings_of_torch")
+settings_of_torch = built.settings_of_torch
 
 
 @pytest.fixture(scope="module")
@@ -286,176 +262,3 @@ def test_a_slice_of_a_layer_is_enough(case: str, seq_len: int, folder: Path) -> 
     assert distance(out[:, at], found.out) <= LOGITS
     assert oracle.judge_selection(layer.cfg, found, layer.last_blocks[:, at].cpu()).illegal == 0
     assert distance(out[:, at + 1 - (at == seq_len - 1)], found.out) > MATTERS
-
-
-@pytest.mark.parametrize("case", list(built.CASES))
-def test_the_model_has_the_shape_that_its_config_says(case: str, folder: Path) -> None:
-    """A value that is lost on the way is the trainer's own, which no other test would tell."""
-    found, wanted = built.build(case, "batched v2", folder).model, built.config(case)
-    assert all(layer.cfg == wanted.attention for layer in built.attentions(found))
-    shapes = [
-        {name: tuple(value.shape) for name, value in model.state_dict().items()}
-        for model in (found, NSALanguageModel(wanted))
-    ]
-    assert shapes[0] == shapes[1]
-
-
-@pytest.mark.parametrize("rows", ["few rows", "as many rows as in production"])
-def test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike(rows: str) -> None:
-    """Deviation 0.02; of what writes into the residual stream 0.02 / sqrt(2 layers), as in GPT-2.
-
-    All within six standard errors of a sample. The shares of a weight below each of its values are
-    those of the normal distribution within what Dvoretzky, Kiefer and Wolfowitz allow with 1e-9.
-    """
-    # Three layers: of two, 1 / layers would be 1 / sqrt(2 layers).
-    cfg = replace(built.config("mlp, own head"), n_layers=3)
-    if rows != "few rows":
-        heads = replace(cfg.attention, n_heads=24, d_k=64, d_v=64)
-        cfg = replace(cfg, vocab_size=4096, mlp_ratio=128.0, attention=heads)
-    drawn = {name: weight.flatten() for name, weight in _matrices(cfg)}
-    for name, weight in drawn.items():
-        deep = name.endswith(("attention.out_proj", "mlp.down"))
-        wanted = 0.02 / np.sqrt(2 * cfg.n_layers) if deep else 0.02
-        begun = f"{name} begins with deviation {weight.std():.3g} and mean {weight.mean():.2g}"
-        told = f"{begun}, not {wanted:.3g} and 0"
-        assert abs(weight.std() / wanted - 1) < 6 / np.sqrt(2 * weight.size), told
-        assert abs(weight.mean()) < 6 * wanted / np.sqrt(weight.size), told
-        below = torch.special.ndtr(torch.from_numpy(np.sort(weight) / wanted)).numpy()
-        apart = np.abs(below - (np.arange(weight.size) + 0.5) / weight.size).max()
-        allowed = np.sqrt(np.log(2e9) / (2 * weight.size))
-        assert apart < allowed, f"{name} is not normal: a share of {apart:.2g} lies elsewhere"
-    for (one, left), (other, right) in combinations(drawn.items(), 2):
-        size = min(left.size, right.size)
-        alike = np.corrcoef(left[:size], right[:size])[0, 1]
-        assert abs(alike) < 6 / np.sqrt(size), f"{one} and {other} begin alike"
-    # Numbers that are used twice, wherever they lie, agree with themselves at some distance: by
-    # chance all products at one of n distances are so large with 1e-9.
-    whole = np.concatenate([weight / weight.std() for weight in drawn.values()])
-    products = np.fft.irfft(np.abs(np.fft.rfft(whole, 2 * whole.size)) ** 2)[1 : whole.size]
-    most = np.sqrt(2 * whole.size * np.log(2e9 * whole.size))
-    assert np.abs(products).max() < most, "some weights are parts of the numbers of others"
-
-
-def test_no_two_rows_or_columns_of_a_weight_begin_alike() -> None:
-    """Twins get equal gradients and stay twins: half of the units would be trained for nothing.
-
-    By the share of a sphere within an angle of a direction: of m vectors of n normal numbers two
-    are closer than this, up to their sign, with a chance of 1e-9.
-    """
-    for which, n, cosines in _angles():
-        if n >= 4:
-            nearest = np.sqrt(1 - (1e-9 / cosines.size) ** (2 / (n - 1)))
-            assert np.abs(cosines).max() < nearest, f"two {which}"
-
-
-def _vectors() -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """The rows and the columns [m, n] of every weight of a new model, and whose they are."""
-    for name, weight in _matrices(built.config("mlp, own head")):
-        yield f"rows of {name}", weight
-        yield f"columns of {name}", weight.T
-
-
-def _matrices(cfg: ModelConfig) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """All that a new model draws: weights, and the positions of the compressors."""
-    for name, value in NSALanguageModel(cfg).named_parameters():
-        if value.dim() > 1:
-            yield name.removesuffix(".weight"), value.detach().double().numpy()
-
-
-def _angles() -> Iterator[tuple[str, int, NDArray[np.float64]]]:
-    """Of the vectors their length n and the cosine of every pair."""
-    for which, vectors in _vectors():
-        m, n = vectors.shape
-        if m > 1:
-            unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-            yield which, n, (unit @ unit.T)[np.triu_indices(m, 1)]
-
-
-def test_no_row_or_column_has_the_numbers_of_another_in_another_order() -> None:
-    """Flipped, permuted, scaled, with other signs: independent numbers are never the same ones."""
-    seen: dict[bytes, str] = {}
-    for which, vectors in _vectors():
-        for number, vector in enumerate(vectors if vectors.shape[1] >= 4 else ()):
-            here = f"number {number} of the {which}"
-            shares = np.sort(np.abs(vector)) / np.linalg.norm(vector)
-            # In float32 scaling rounds; of many vectors some have no number near a half.
-            assert seen.setdefault(np.round(shares, 5).tobytes(), here) == here, here
-
-
-def test_rows_and_columns_of_a_weight_lie_as_independent_ones_do() -> None:
-    """The mean of n cos^2 over pairs of vectors of n normal numbers is 1, of orthogonal ones 0.
-
-    n cos^2 has a variance of 2 (n - 1) / (n + 2), and of two pairs that share a vector they are
-    independent: six standard errors.
-    """
-    for which, n, cosines in _angles():
-        if cosines.size >= 1000:
-            mean = n * np.square(cosines).mean()
-            told = f"{which}: the mean of n cos^2 is {mean:.3f}, has to be 1"
-            assert abs(mean - 1) < 6 * np.sqrt(2 / cosines.size), told
-
-
-def test_norms_begin_as_one_and_gates_half_open() -> None:
-    """A gate is a sigmoid: shut ones would leave almost nothing of what attention adds.
-
-    Its bias and every other one begin as 0.
-    """
-    for case in built.CASES:
-        for name, value in NSALanguageModel(built.config(case)).named_parameters():
-            if "norm" in name:
-                assert bool((value == 1).all()), name
-            elif value.dim() == 1:
-                assert bool((value == 0).all()), name
-
-
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_weights_are_kept_in_float32(precision: str, folder: Path) -> None:
-    """Whatever the type of products: in bf16 an update below 2^-9 of a weight is lost.
-
-    And are drawn in it: of a type with fewer digits the last 13 bits are 0, by chance of one in
-    8,192 weights.
-    """
-    file = built.write_config("mlp, own head", folder, steps=1, precision=precision)
-    plan = plan_launch(["--config", str(file), "--ddp", "0"], built.BATCHED)
-    model = Engine(plan, start_ranks(plan, choose_device(plan))).model
-    kinds = {name: p.dtype for name, p in model.named_parameters() if p.dtype != torch.float32}
-    assert not kinds, kinds
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 1:
-            last_bits = parameter.detach().cpu().view(torch.int32) & (1 << 13) - 1
-            rounded = float((last_bits == 0).double().mean())
-            assert rounded < 0.01, f"{name} begins in fewer digits than float32 has: {rounded:.0%}"
-
-
-def test_the_seed_decides_the_weights(folder: Path) -> None:
-    """And the config names it: the same one gives the same weights, another one others."""
-    first, again, other = (
-        built.build("mlp, own head", "batched v2", folder, seed=seed, as_begun=True).model
-        for seed in (1, 1, 2)
-    )
-    alike = zip(first.parameters(), again.parameters(), strict=True)
-    assert all(torch.equal(one, two) for one, two in alike)
-    named = zip(first.named_parameters(), other.parameters(), strict=True)
-    assert {name for (name, one), two in named if torch.equal(one, two)} == {
-        name for name, _ in first.named_parameters() if "norm" in name or name.endswith("bias")
-    }
-
-
-@pytest.mark.parametrize("resume", [(), ("--resume", "before")], ids=("new", "goes on"))
-@pytest.mark.parametrize(("words", "steps"), [((), 1000), (("--run-steps", "5000"), 5000)])
-def test_a_short_launch_has_the_schedule_of_the_whole_run(
-    words: tuple[str, ...], steps: int, resume: tuple[str, ...], folder: Path
-) -> None:
-    """The rate falls over the steps of the config, or of the run that the launch is a leg of."""
-    file = built.write_config("mlp, own head", folder, steps=1000)
-    asked = ["--config", str(file), "--steps", "10", *words, *resume]
-    assert plan_launch(asked, built.BATCHED).schedule_steps == steps
-
-
-def test_the_rate_stays_where_the_schedule_ends() -> None:
-    """A run that goes on beyond it does not begin to rise again."""
-    rates = [
-        learning_rate(step, peak=1.0, warmup_steps=10, total_steps=100, shape="cosine")
-        for step in (100, 101, 150, 190, 1000)
-    ]
-    assert rates == pytest.approx([0.1] * 5, rel=1e-12)

@@ -202,7 +202,7 @@ def _pytest_options() -> tuple[str, ...]:
     return (
         *("-c", os.devnull, f"--rootdir={root}", "--noconftest"),
         *("--disable-plugin-autoload", "-p", "no:cacheprovider", "-p", "no:logging"),
-        *("-p", "nsa.tests.told_device", "-p", "nsa.tests.side_by_side"),
+        *("-p", "nsa.tests.told", "-p", "nsa.tests.side_by_side"),
         *("-o", "junit_family=xunit1"),
         *("-W", "ignore::pytest.PytestUnknownMarkWarning"),
     )

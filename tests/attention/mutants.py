@@ -34,9 +34,10 @@ TESTS = (
     "nsa/tests/test_selection_v2_equiv.py",
     "tests/attention/test_equations.py",
     "nsa/tests/test_whole_model.py",
+    "nsa/tests/test_beginning.py",
 )
-# The proof that runs on the target machine: it has to see the model's defects by itself.
-WHOLE_MODEL = TESTS[-1:]
+# The proofs that run on the target machine: they have to see the model's defects by themselves.
+WHOLE_MODEL = TESTS[-2:]
 # Run before all others, in this order: quick ones of which one fails for each known mutant. They
 # decide how soon a mutant dies, and nothing else: where they all pass, the rest is run.
 FIRST = (
@@ -50,7 +51,7 @@ FIRST = (
     "test_proofs_on_device.py::test_b_the_future_changes_nothing[cpu-float64-masked-reference]",
     "test_selection_v2_equiv.py::test_equivalence_various_patterns[repeats]",
     "test_proofs.py::test_large_scores_neither_overflow_nor_underflow",
-    "test_whole_model.py::test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike[few",
+    "test_beginning.py::test_weights_begin_normal_as_a_deep_model_needs_them_and_no_two_alike[few",
     "test_whole_model.py::test_outputs_are_the_equations[avg, tied head-batched v2]",
     "test_whole_model.py::test_gradients_are_the_equations[avg, tied head-batched v2]",
     "test_equations.py::test_output[sdpa-torch.bfloat16",

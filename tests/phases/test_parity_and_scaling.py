@@ -147,7 +147,7 @@ def test_tests_tell_of_the_device_that_they_ran_on(phase: str, what: str, profil
         says(fell_back, MACHINE, "not on the GPU", remedy="preflight.cuda")
     else:
         says(fell_back, FINE)
-    check = says(row(phase, what, on_device(""), where), IMPOSSIBLE, remedy="told_device")
+    check = says(row(phase, what, on_device(""), where), IMPOSSIBLE, remedy="nsa.tests.told")
     assert check.follows == ""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import ast
 from dataclasses import replace
 from importlib.resources import files
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phases import preflight
-from phases.kit import table
+from phases.kit.playbook import playbook
 from runbook.config.phase import PlanContext
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
@@ -186,49 +186,45 @@ def test_sequential_prefill_of_long_sequences_is_warned_of(
     assert "NSA_PREFILL_BATCHED=1" in check.remedy if warned else not check.remedy
 
 
-# Shipped tests with a remedy of their own.
-OWN = table("playbook")["tests"]
+# What is said where shipped tests fail: by the topic of the first one, else by their row.
+EQUATIONS, READER = "equations", "a separator after each"
 SAVES, STOPS = "how the trainer saves and resumes", "the signal or the file .HALT"
 NUMBERS = "a number that is not finite"
-SAVE = "test_a_save_is_of_one_moment_however_long_it_takes"
-STOP = "test_training_stops_at_a_number_that_is_not_finite[loss]"
-NORMS = "test_norms_begin_as_one_and_gates_half_open"
-SEED = "test_the_seed_decides_the_weights"
-STEPS = "test_steps_train_on_what_is_read_once_and_in_order"
-PLACE = "test_reading_goes_on_where_a_checkpoint_was_written[local-1-2]"
-HELD_OUT = "test_evaluation_is_the_same_wherever_training_is"
-SHORT = "test_a_short_launch_has_the_schedule_of_the_whole_run[words0-1000]"
-DOCUMENT = "test_a_long_document"
 
 
 @pytest.mark.parametrize(("what", "failed", "advice"), [
-    ("whole_model", (SEED,), "torch.manual_seed"),
-    ("whole_model", (NORMS,), "how the trainer draws its weights"),
-    ("whole_model", (NORMS, SEED), "torch.manual_seed"),
-    ("whole_model", (SHORT,), "what counts the steps of the schedule"),
-    ("whole_model", ("test_logits", SEED), "equations"),
-    ("whole_model", ("test_logits",), "equations"),
-    ("documents", (DOCUMENT,), "a separator after each"),
-    ("documents", (STEPS,), "fills its micro-batches"),
-    ("documents", (STEPS, PLACE), "what `seek` makes of it"),
-    ("documents", (PLACE,), "what `seek` makes of it"),
-    ("documents", (HELD_OUT,), "what evaluation reads"),
-    ("documents", tuple(OWN["other_files"]), "size and all bytes"),
-    ("documents", (HELD_OUT, PLACE), "a separator after each"),
-    *(("safeguards", (name,), SAVES) for name in OWN["checkpoints"]),
-    *(("safeguards", (name,), STOPS) for name in OWN["stopping"]),
-    ("safeguards", (STOP,), NUMBERS),
+    ("whole_model", ["test_beginning seed"], "torch.manual_seed"),
+    ("whole_model", ["test_beginning first_weights"], "how the trainer draws its weights"),
+    ("whole_model", ["test_beginning seed", "test_beginning first_weights"], "torch.manual_seed"),
+    ("whole_model", ["test_beginning schedule"], "what counts the steps of the schedule"),
+    ("whole_model", ["test_beginning seed", "test_whole_model"], EQUATIONS),
+    ("whole_model", ["test_whole_model"], EQUATIONS),
+    ("whole_model", ["test_whole_model unheard_of"], EQUATIONS),
+    ("documents", ["test_documents"], READER),
+    ("documents", ["test_documents unread"], "let whatever a file or the network raises"),
+    ("documents", ["test_places places", "test_tokens tokens"], "compare the tokenizer"),
+    ("documents", ["test_places batches"], "fills its micro-batches"),
+    ("documents", ["test_places places", "test_places batches"], "what `seek` makes of it"),
+    ("documents", ["test_places held_out"], "what evaluation reads"),
+    ("documents", ["test_places other_files"], "size and all bytes"),
+    ("safeguards", ["test_saves checkpoints"], SAVES),
+    ("safeguards", ["test_safeguards stopping"], STOPS),
+    ("safeguards", ["test_safeguards"], NUMBERS),
     # Where numbers that are not finite go through too, those are looked at first.
-    ("safeguards", (SAVE, STOP), NUMBERS),
+    ("safeguards", ["test_resumes checkpoints", "test_safeguards"], NUMBERS),
 ])  # fmt: skip
-def test_what_failed_has_a_remedy_of_its_own(
-    what: str, failed: tuple[str, ...], advice: str
-) -> None:
+def test_the_first_that_failed_says_what_to_do(what: str, failed: list[str], advice: str) -> None:
+    """In the order of modules; in one module in that of its tests. Others passed."""
+
     def change(cases: Any) -> Any:
         others = tuple(c for c in cases if f"test_{what}" not in c.classname)
         one = next(c for c in cases if f"test_{what}" in c.classname)
-        named = tuple(replace(one, name=name, status="failed") for name in failed)
-        return (*others, replace(one, name="test_another"), *named)
+        broken = []
+        for module, _, topic in (told.partition(" ") for told in failed):
+            properties = {**one.properties, **({"topic": topic} if topic else {})}
+            where = f"nsa.tests.{module}"
+            broken.append(replace(one, classname=where, status="failed", properties=properties))
+        return (*others, replace(one, name="test_another"), *broken)
 
     check = answers.row("preflight", what, spoil.at("junit.cases", change), only=("sanity",))
     says(check, (Outcome.FAIL, Reason.TEST_FAILED), remedy=advice)
@@ -236,47 +232,60 @@ def test_what_failed_has_a_remedy_of_its_own(
         assert [one for one in (SAVES, STOPS, NUMBERS) if one in check.remedy] == [advice]
 
 
-@pytest.mark.parametrize(("module", "names"), [
-    ("test_whole_model.py", OWN["schedule"] + OWN["beginning"] + OWN["shape"]),
-    ("test_documents.py", [
-        name for topic in ("other_files", "places", "held_out", "tokens", "unread", "read_ahead")
-        for name in OWN[topic]
-    ]),
-    ("test_saves.py", [*OWN["checkpoints"], *OWN["records"][-2:]]),
-    ("test_safeguards.py", [
-        *(n for topic in ("stopping", "clipping", "evaluations", "unseen") for n in OWN[topic]),
-        *OWN["records"][:-2],
-    ]),
+# Tests that say nothing of what they are about: their row does.
+WITHOUT_TOPIC = {
+    "test_whole_model": None,
+    "test_documents": None,
+    "test_safeguards": {
+        "test_training_stops_at_a_number_that_is_not_finite",
+        "test_training_stops_at_one_micro_batch_that_is_not_finite",
+        "test_a_gradient_that_overflows_in_fp16_updates_nothing",
+        "test_what_one_rank_sees_ends_all",
+    },
+}
+
+
+@pytest.mark.parametrize("module", [
+    module for what in ("whole_model", "documents", "safeguards")
+    for module in preflight._SANITY_TESTS[what][1:]
 ])  # fmt: skip
-def test_the_tests_with_a_remedy_of_their_own_are_there(module: str, names: list[str]) -> None:
-    """One that is added to the safeguards gets the remedy of what it is about."""
-    text = files("nsa.tests").joinpath(module).read_text("utf-8")
-    there = set(re.findall(r"^def (test_\w+)", text, re.MULTILINE))
-    assert set(names) <= there
-    if module == "test_saves.py":
-        assert there == set(names)
-    if module == "test_safeguards.py":
-        assert there - set(names) == {
-            "test_training_stops_at_a_number_that_is_not_finite",
-            "test_training_stops_at_one_micro_batch_that_is_not_finite",
-            "test_a_gradient_that_overflows_in_fp16_updates_nothing",
-            "test_what_one_rank_sees_ends_all",
-        }
+def test_shipped_tests_name_topics_that_there_are(module: str) -> None:
+    """One that is added to the safeguards says which of them it is about."""
+    tree = ast.parse(files("nsa.tests").joinpath(f"{module}.py").read_text("utf-8"))
+    whole = [topic for node in tree.body if isinstance(node, ast.Assign) for topic in topics(node)]
+    told = {
+        node.name: [t for mark in node.decorator_list for t in topics(mark)] or whole
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    }
+    assert {topic for named in told.values() for topic in named} <= set(playbook().by_topic)
+    if (left := WITHOUT_TOPIC.get(module, set())) is not None:
+        assert {name for name, named in told.items() if not named} == left
 
 
-@pytest.mark.parametrize(
-    ("what", "module"),
-    [(what, module) for what, (_, module, *_) in preflight._SANITY_TESTS.items()],
-)
+def topics(node: ast.AST) -> list[str]:
+    """What the marks below it name."""
+    return [
+        call.args[0].value
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "topic"
+        and isinstance(call.args[0], ast.Constant)
+    ]
+
+
+@pytest.mark.parametrize("what", preflight._SANITY_TESTS)
 @pytest.mark.parametrize(
     ("status", "wanted"),
     [("failed", (Outcome.FAIL, Reason.TEST_FAILED)), ("skipped", UNTOLD), ("", UNCOLLECTED)],
 )
-def test_sanity_tests_have_to_run(what: str, module: str, status: str, wanted: Any) -> None:
+def test_sanity_tests_have_to_run(what: str, status: str, wanted: Any) -> None:
     """With the status of these tests; without them if it is none."""
+    _, *modules = preflight._SANITY_TESTS[what]
 
     def change(case: Any) -> Any:
-        if module not in case.classname:
+        if case.classname.rpartition(".")[2] not in modules:
             return case
         return replace(case, status=status) if status else None
 

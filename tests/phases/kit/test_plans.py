@@ -110,13 +110,17 @@ def test_the_single_protocol_is_one_launch_of_the_documented_length() -> None:
 
 def test_preflight_runs_the_sanity_tests() -> None:
     sanity, _ = plan("preflight")
-    assert sanity.argv[-6:] == (
+    assert sanity.argv[-10:] == (
         "nsa.tests.test_equiv_small",
         "nsa.tests.test_group_consistency",
         "nsa.tests.test_whole_model",
+        "nsa.tests.test_beginning",
+        "nsa.tests.test_tokens",
         "nsa.tests.test_documents",
+        "nsa.tests.test_places",
         "nsa.tests.test_safeguards",
         "nsa.tests.test_saves",
+        "nsa.tests.test_resumes",
     )
 
 

@@ -1,0 +1,46 @@
+"""What reads the documents of `nsa.tests.corpus`; a module of tests takes its fixtures by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from nsa.data.packing import open_source
+from nsa.data.source import Source
+from nsa.settings import DataSection, Share
+from nsa.tests.corpus import FIELD, ROWS, SEQ_LEN, Stream, texts, write_all
+
+HELD_OUT_BATCHES, RANKS, LONG = 3, (1, 2, 3), 4096
+SHARES = [(rank, ranks) for ranks in RANKS for rank in range(ranks)]
+# Places of rank 1 of two are a multiple of the ranks, those of rank 0 are not.
+READERS = [("local", 0, 2), ("local", 1, 2), ("fineweb_edu", 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of each form, in folders one in another."""
+    folder = tmp_path_factory.mktemp("documents")
+    write_all(folder)
+    return folder
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client's stream is one of these, which the client shares out."""
+    client, distributed = ModuleType("datasets"), ModuleType("datasets.distributed")
+    vars(client)["load_dataset"] = lambda *_, **__: Stream(texts())
+    vars(distributed)["split_dataset_by_node"] = Stream.shared
+    for module in (client, distributed):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def opened(
+    corpus: Path, rank: int, ranks: int, seq_len: int = SEQ_LEN, dataset: str = "local"
+) -> Source:
+    return open_source(
+        DataSection(dataset=dataset, local_path=str(corpus), text_field=FIELD, tokenizer="byte"),
+        Share(seq_len=seq_len, batch_size=ROWS, rank=rank, world_size=ranks),
+    )
