@@ -270,3 +270,10 @@ def test_a_picture_that_was_edited_or_left_out_is_a_difference() -> None:
         assert problem.startswith("sweep: series 'run'")
     none = phase().model_copy(update={"series": ()})
     assert compare_phases(none, phase()) and compare_phases(phase(), none)
+
+
+@pytest.mark.parametrize(("share", "told"), [(4e-16, 0), (1e-12, 0), (1e-6, 1)])
+def test_the_last_digits_are_those_of_the_processor(share: float, told: int) -> None:
+    """NumPy's logarithms, exponentials and products round otherwise with AVX-512 and without."""
+    assert len(compare_phases(phase(level=2.0 * (1 + share)), phase())) == told
+    assert len(compare_phases(phase(point=3.0 * (1 + share)), phase())) == told

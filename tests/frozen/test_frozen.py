@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.shell import runbook
 from tests.frozen import corpus
 from tests.frozen.catalog import FROZEN
 from tests.frozen.corpus import Said
@@ -77,3 +78,18 @@ def test_of_several_with_one_name_each_is_compared(
 
 def test_every_kept_run_has_the_commands_that_made_it() -> None:
     assert corpus.names() == sorted(one.name for one in FROZEN)
+
+
+def test_a_run_verifies_alike_on_another_processor(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """NumPy and BLAS with AVX-512 and without: nothing changes where the processor has none."""
+    folder = tmp_path_factory.mktemp("processors")
+    run = corpus.unpack("go", folder)
+    without = {
+        "NPY_DISABLE_CPU_FEATURES": "X86_V4 AVX512_ICL AVX512_SPR",
+        "OPENBLAS_CORETYPE": "Haswell",
+    }
+    here, there = (runbook("verify", str(run), cwd=folder, **more) for more in ({}, without))
+    assert (here.code, here.out) == (there.code, there.out)
+    assert "measurement." not in here.out
