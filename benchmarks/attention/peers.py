@@ -44,8 +44,8 @@ FORCED = FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS
 class Peer:
     """Somebody else's attention: called as `nsa.attention.nsa_attention` is, returns the same.
 
-    run: gets the modules by these names, the eight tensors by name, and cfg. heads: the numbers that
-    it takes in a group, if not any. fixed: cfg as its equations have it. note: on its figures.
+    run: gets the modules by these names, the eight tensors by name, and cfg. heads: the numbers it
+    takes in a group, if not any. fixed: cfg as its equations have it. note: on its figures.
     """
 
     run: Callable[..., Tensor]
