@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention_gpu --out DIR [--lengths 1024,...,32768] [--rounds 9]
         [--shapes 12/2/64,64/4/128] [--device cuda|cpu] [--left-s 480]
-        [--peer MODULE:CALLABLE ...]
+        [--peers flash-nsa,fla,...,MODULE:CALLABLE]
 
 The core without projections, batch 1, bfloat16 on a GPU and float32 on a CPU; on a GPU by masks,
 and by Triton's kernels. A shape is query heads, groups and width: 12/2/64 is the production's,
@@ -15,9 +15,12 @@ that waits for its host and cannot be recorded), or CPU time of the process. Pea
 memory is what the allocator held at most, less what was there before; on a CPU it is not
 measured. Last, for our arms: the kernels on the device, each by itself.
 
-A peer is somebody else's kernel: a callable that takes the eight tensors of `nsa_attention` by name
-and cfg, and returns the output. It is held against the same reference, shown as WRONG where it
-computes something else, and timed all the same; it decides nothing of the exit status.
+A peer is somebody else's kernel: by name one of `benchmarks.attention.peers`, all of them unless
+told otherwise, or a callable that takes the eight tensors of `nsa_attention` by name and cfg, and
+returns the output. It is held against the same reference, shown as WRONG where it computes
+something else, and timed all the same; it decides nothing of the exit status. One that is not
+installed, or does not take a shape, is a line that says so. How to install each is in
+benchmarks/results/README.md.
 
 Dense is scaled_dot_product_attention, causal, with grouped keys where a kernel takes them, by each
 of its kernels alone; ratios are against the best of them. Every arm is a line in rows.jsonl as
@@ -43,15 +46,15 @@ from benchmarks.attention.checks import (
     BOUND,
     CFG,
     Arm,
-    Peer,
     called,
     cfg_of,
     check_dense,
+    check_peer,
     check_sparse,
     inputs,
-    load_peer,
     ours,
 )
+from benchmarks.attention.peers import FAILED, PEERS, Peer, find_peer
 from benchmarks.attention.times import Timed, breakdown, kernel_table, peak_bytes, timed
 from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
 from nsa.attention import choose_selected
@@ -114,12 +117,11 @@ def foreign(x: dict[str, Tensor], peer: Peer) -> Arm:
 
 
 def arms_for(x: dict[str, Tensor], device: str, peers: dict[str, Peer]) -> dict[str, Arm]:
-    """What is compared; sparse first."""
+    """What is compared; ours first, and last what may leave a device in disorder."""
+    kinds = {"dense": None} if device == "cpu" else {f"dense {n}": one for n, one in DENSE.items()}
     found = {name: sparse(x, kernels) for name, kernels in ways(x).items()}
-    found |= {name: foreign(x, peer) for name, peer in peers.items()}
-    if device == "cpu":
-        return found | {"dense": dense(x, None)}
-    return found | {f"dense {name}": dense(x, backend) for name, backend in DENSE.items()}
+    found |= {name: dense(x, backend) for name, backend in kinds.items()}
+    return found | {name: foreign(x, peer) for name, peer in peers.items()}
 
 
 def config_of(shape: str) -> NSAConfig:
@@ -146,16 +148,19 @@ def measure(
         row: dict[str, Any] = {"seq_len": seq_len, "shape": shape, "arm": name, "raw_s": []}
         row["dtype"] = str(dtype)
         rows[name] = row
+        failures = FAILED if name in peers else (RuntimeError,)
         try:
-            row["error"], row["compared"] = (
-                check_dense(arm, check_to)
-                if name.startswith("dense")
-                else check_sparse(x, check_to, ways(x).get(name, "masked"), peers.get(name))
-            )
+            if name in peers:
+                row["note"] = peers[name].note
+                row["error"], row["compared"] = check_peer(x, check_to, peers[name])
+            elif name.startswith("dense"):
+                row["error"], row["compared"] = check_dense(arm, check_to)
+            else:
+                row["error"], row["compared"] = check_sparse(x, check_to, ways(x)[name])
             row["peak_bytes"] = peak_bytes(arm, device)
             ready[name] = timed(arm, device, may_launch=name in peers)
-        except RuntimeError as error:  # no such kernel here, or out of memory
-            row["problem"] = str(error).partition("\n")[0][:200]
+        except failures as error:  # no such kernel here, or out of memory
+            row["problem"] = (str(error) or type(error).__name__).partition("\n")[0][:200]
         row["bound"] = BOUND[dtype]
         row["right"] = row.get("error", float("inf")) <= BOUND[dtype]
     order = list(ready)
@@ -190,16 +195,18 @@ def _add_ratios(rows: dict[str, dict[str, Any]]) -> None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """In Markdown."""
-    cells = []
+    cells: list[tuple[object, ...]] = []
+    problems: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows:
         if "problem" in row:
-            cells.append((row["shape"], row["seq_len"], row["arm"], *"-----", row["problem"]))
+            problems.setdefault((row["arm"], row["problem"]), []).append(row)
             continue
         ratio = "-"
         if "ratio" in row:
             ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
         peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:.0f}"
-        right = "" if row["right"] else f"WRONG, above {row['bound']:.2g}: "
+        right = f"{row['note']}; " if row.get("note") else ""
+        right += "" if row["right"] else f"WRONG, above {row['bound']:.2g}: "
         right += "" if row["replayed"] or row["by_host_ms"] is None else "launched by the host; "
         cells.append(
             (
@@ -210,6 +217,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
             )
         )
     times = ("fwd ms", "fwd+bwd ms", "beside best dense", "by the host")
+    for (arm, problem), those in problems.items():
+        where = ({str(row[key]): None for row in those} for key in ("shape", "seq_len"))
+        cells.append((*map(", ".join, where), arm, *"-----", problem))
     header = ("shape", "S", "arm", *times, "peak MiB", "error")
     text = markdown_table(header, cells)
     return f"{text}\n{kernels}" if (kernels := kernel_table(rows)) else text
@@ -251,15 +261,16 @@ def main(argv: Sequence[str]) -> int:
     """0 all right, 1 an arm computes something else or ours does not run, 75 out of time."""
     program = Program(__doc__)
     whole = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
+    names = lambda text: [part for part in text.split(",") if part]  # noqa: E731
     add = program.parser.add_argument
     add("--lengths", type=whole, default=[1024, 2048, 4096, 8192, 16384, 32768])
-    add("--shapes", type=lambda text: text.split(","), default=[PRODUCTION])
+    add("--shapes", type=names, default=[PRODUCTION])
     add("--rounds", type=int, default=9)
     add("--device", choices=("cuda", "cpu"), default="cuda")
     add("--check-to", type=int, default=4096, help="tokens that are held against float64")
-    add("--peer", action="append", default=[], help="module:callable of somebody else's kernel")
+    add("--peers", type=names, default=list(PEERS), help="names, or module:callable of a kernel")
     args = program.parse(argv)
-    peers = {f"peer {text}": load_peer(text) for text in args.peer}
+    peers = {f"peer {text}": find_peer(text) for text in args.peers}
     if args.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device: --device cpu compares small shapes on the CPU")
     if args.device == "cpu":

@@ -1,15 +1,15 @@
-"""What the arms of `attention_gpu` compute: inputs, the truth in float64, peers from elsewhere."""
+"""What the arms of `attention_gpu` compute: inputs, and the truth in float64 beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pkgutil import resolve_name
 
 import torch
 from torch import Tensor
 
 import nsa
+from benchmarks.attention.peers import Peer
 from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.config import Kernels, Way
@@ -23,8 +23,6 @@ BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8}
 SAME_BLOCKS = 0.99
 NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
 Arm = Callable[[], tuple[Tensor, Sequence[Tensor]]]
-# The eight tensors by name, and cfg: what `nsa.attention.nsa_attention` takes, and returns.
-Peer = Callable[..., Tensor]
 
 
 def cfg_of(x: dict[str, Tensor]) -> nsa.NSAConfig:
@@ -55,21 +53,6 @@ def ours(x: dict[str, Tensor], kernels: Kernels) -> tuple[Tensor, Tensor]:
     return attend(Branches(**x), cfg_of(x), Way(kernels=kernels))
 
 
-def load_peer(text: str) -> Peer:
-    """The callable of "module:callable". Raises SystemExit where there is none."""
-    try:
-        found = resolve_name(text)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise SystemExit(
-            f"--peer {text}: {error}; give module:callable, importable here"
-        ) from error
-    if not callable(found):
-        kind = type(found).__name__
-        raise SystemExit(f"--peer {text}: {kind} is not callable; give module:callable")
-    peer: Peer = found
-    return peer
-
-
 def called(peer: Peer, x: dict[str, Tensor]) -> Tensor:
     """The peer's output [B,S,H,Dv]. Raises RuntimeError if it has another shape."""
     cfg = cfg_of(x)
@@ -81,10 +64,14 @@ def called(peer: Peer, x: dict[str, Tensor]) -> Tensor:
 
 
 def gradients(result: Tensor, leaves: Sequence[Tensor], same: Tensor) -> list[Tensor]:
-    """The compared output, and gradients of a fixed weighting of it, both where `same` is true."""
+    """The compared output, and gradients of a fixed weighting of it, both where `same` is true.
+
+    That of a leaf without effect is 0.
+    """
     weight = torch.linspace(-1, 1, result.shape[-1], device=result.device) * same
     total = (result.double() * weight).sum()
-    return [result * same, *torch.autograd.grad(total, list(leaves))]
+    grads = torch.autograd.grad(total, list(leaves), materialize_grads=True)
+    return [result * same, *grads]
 
 
 def largest_error(mine: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
@@ -95,13 +82,31 @@ def largest_error(mine: Sequence[Tensor], truth: Sequence[Tensor]) -> float:
     )
 
 
-def check_sparse(
-    x: dict[str, Tensor], check_to: int, kernels: Kernels, peer: Peer | None = None
-) -> tuple[float, str]:
-    """Error against the reference in float64, and what was compared; of a peer, if one is given.
+def check_peer(x: dict[str, Tensor], check_to: int, peer: Peer) -> tuple[float, str]:
+    """Error against float64 by the peer's own equations, and what was compared.
 
-    Which blocks a peer chose is not known: those queries are compared for which ours are float64's.
+    Which blocks it chose is not known, so only tokens that see no more than n_sel of them decide;
+    of later ones the share is told that agrees.
     """
+    cfg, out = peer.fixed(cfg_of(x)), called(peer, x)
+    seq_len, kept = out.shape[1], min(out.shape[1], check_to)
+    wide = {n: value.detach()[:, :kept].double().requires_grad_() for n, value in x.items()}
+    truth, _ = attend(Branches(**wide), cfg, Way(path="reference"))
+    taking_all = min(kept, cfg.n_sel * cfg.l_sel)
+    if seq_len == taking_all:
+        same = torch.ones((), dtype=torch.float64, device=out.device)
+        pairs = ((out, x), (truth, wide))
+        mine, right = (gradients(result, list(leaves.values()), same) for result, leaves in pairs)
+        return largest_error(mine, right), "outputs and gradients"
+    error = largest_error([out[:, :taking_all]], [truth[:, :taking_all]])
+    apart = (out[:, :kept].double() - truth).abs().amax(-1)
+    share = float((apart <= BOUND[out.dtype] * truth.abs().max()).double().mean())
+    first = f"outputs of the first {taking_all}, which take all blocks"
+    return error, f"{first}; {share:.1%} of those to {kept} agree"
+
+
+def check_sparse(x: dict[str, Tensor], check_to: int, kernels: Kernels) -> tuple[float, str]:
+    """Error against the reference in float64, and what was compared."""
     seq_len = x["q"].shape[1]
     kept = min(seq_len, check_to)
     # A block that begins inside and ends outside belongs to neither; l_sel divides check_to.
@@ -110,14 +115,13 @@ def check_sparse(
     truth, theirs = attend(Branches(**wide), cfg_of(x), Way(path="reference"))
     out, mine = ours(x, kernels)
     same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
-    out = out if peer is None else called(peer, x)
     share = float(same.double().mean())
     if share < SAME_BLOCKS:
         return float("inf"), f"only {share:.1%} of the queries chose the blocks of float64"
     same = same[..., None, None]
     if kept < seq_len:
         error = largest_error([out[:, :kept] * same], [truth * same])
-        if kernels == "masked" or peer is not None:
+        if kernels == "masked":
             return error, f"outputs of the first {kept}"
         beside = beside_masks(x, out, mine)
         # Both sides round.
@@ -134,7 +138,7 @@ def beside_masks(x: dict[str, Tensor], out: Tensor, blocks: Tensor) -> float:
 
     The reference would need S x S numbers; masks go through torch's own kernels.
     """
-    other, theirs = ours(x, "sdpa")
+    other, theirs = ours(x, "masked")
     same = (blocks == theirs).all(-1).all(-1)[..., None, None]
     mine, right = (gradients(result, list(x.values()), same) for result in (out, other))
     return largest_error(mine, right)
