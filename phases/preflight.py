@@ -122,8 +122,10 @@ def _passed(case: Case, *, shown: str, modules: Sequence[str]) -> Finding:
         return found
     broken = broken_tests(report_of(case, _SANITY).cases)
     names = {test.name.partition("[")[0] for test in broken if own(test)}
-    topics = (topic for topic, known in table("playbook")["tests"].items() if names <= set(known))
-    return replace(found, topic=next(topics, ""))
+    book = table("playbook")
+    together = [topic for topic, known in book["tests"].items() if names <= set(known)]
+    alone = [topic for topic in book["alone"] if names & set(book["tests"][topic])]
+    return replace(found, topic=next(iter(together + alone), ""))
 
 
 def _imports(case: Case) -> Finding:

@@ -19,7 +19,8 @@ from nsa.launch.process import Termination
 from nsa.tests.built import BATCHED, write_config
 from nsa.train.session import train
 
-STEPS, MICRO_BATCHES = 6, 2
+# Three: what is right with two shows.
+STEPS, MICRO_BATCHES = 6, 3
 # The middle one of the checkpoints.
 SAVED, MIDDLE = 3, "checkpoints/step_3"
 # Attention is proven elsewhere: two selection blocks are enough to train on.
@@ -58,12 +59,12 @@ def launch(
     return run_dir, last
 
 
-def rows(folder: Path, name: str) -> list[dict[str, float]]:
-    """The rows of a table of the run."""
+def rows(folder: Path, name: str, *columns: str) -> list[dict[str, float]]:
+    """The rows of a table of the run: these columns, or those of what was trained."""
+    wanted = ("step", *(columns or ("loss", "grad_norm", "lr")))
     with (folder / name).open(newline="") as file:
         return [
-            {key: float(row[key]) for key in ("step", "loss", "grad_norm", "lr") if key in row}
-            for row in csv.DictReader(file)
+            {key: float(row[key]) for key in wanted if key in row} for row in csv.DictReader(file)
         ]
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from nsa.data.packing import PackedSource, open_source, open_tokenizer
+from nsa.data.packing import PackedSource, is_validation, open_source, open_tokenizer
 from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource, Source
 from nsa.data.text import digests
 from nsa.settings import DataSection, Share
@@ -81,6 +81,12 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(distributed)["split_dataset_by_node"] = Stream.shared
     for module in (client, distributed):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
+def test_what_is_held_out_is_known_by_its_text_alone() -> None:
+    """Or another process trains on it."""
+    found = [text for text in texts() if is_validation(text)]
+    assert found == [text for text in texts() if is_held_out(text)]
 
 
 SHARES = [(rank, ranks) for ranks in RANKS for rank in range(ranks)]

@@ -401,6 +401,15 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(
     assert checkpoint.expendable({9: None, 12: None}, keep) == [9]
 
 
+def test_a_run_that_saved_nothing_is_followed_to_what_it_went_on_from(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """Or one that is stopped again before its first save cannot go on."""
+    on, _ = launch(tmp_path / "on", "--resume", str(whole[0] / MIDDLE))
+    shutil.rmtree(on / "checkpoints")
+    assert restore.find_step(on, 0) == (whole[0] / MIDDLE, [])
+
+
 def test_a_checkpoint_of_more_ranks_is_refused(
     tmp_path: Path, whole: tuple[Path, dict[str, Any]]
 ) -> None:

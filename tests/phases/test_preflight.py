@@ -198,7 +198,11 @@ STEPS = "test_steps_train_on_what_is_read_once_and_in_order"
 PLACE = "test_reading_goes_on_where_a_checkpoint_was_written[local-1-2]"
 HELD_OUT = "test_evaluation_is_the_same_wherever_training_is"
 SHORT = "test_a_short_launch_has_the_schedule_of_the_whole_run[words0-1000]"
-DOCUMENT = "test_a_long_document"
+DOCUMENT = "test_a_long_document_is_read_whole[True]"
+TOKENS = "test_a_long_text_is_encoded_as_a_whole[byte]"
+RULE = "test_what_is_held_out_is_known_by_its_text_alone"
+OVERFLOW = "test_a_gradient_that_overflows_in_fp16_updates_nothing"
+VAL_LOSS = "test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none"
 
 
 @pytest.mark.parametrize(("what", "failed", "advice"), [
@@ -215,7 +219,12 @@ DOCUMENT = "test_a_long_document"
     ("documents", (HELD_OUT,), "what evaluation reads"),
     ("documents", tuple(OWN["other_files"]), "size and all bytes"),
     ("documents", (HELD_OUT, PLACE), "a separator after each"),
-    *(("safeguards", (name,), SAVES) for name in OWN["checkpoints"]),
+    # What is read through the tokenizer, or by the rule, fails with it.
+    ("documents", (DOCUMENT, TOKENS), "compare the tokenizer"),
+    ("documents", (DOCUMENT, HELD_OUT, PLACE, RULE), "the text of a document alone"),
+    ("safeguards", (OVERFLOW,), "cleared like any other"),
+    ("safeguards", (VAL_LOSS,), "which evaluation's loss"),
+    *(("safeguards", (name,), SAVES) for name in OWN["checkpoints"] if name != VAL_LOSS),
     *(("safeguards", (name,), STOPS) for name in OWN["stopping"]),
     ("safeguards", (STOP,), NUMBERS),
     # Where numbers that are not finite go through too, those are looked at first.
@@ -232,19 +241,34 @@ def test_what_failed_has_a_remedy_of_its_own(
 
     check = answers.row("preflight", what, spoil.at("junit.cases", change), only=("sanity",))
     says(check, (Outcome.FAIL, Reason.TEST_FAILED), remedy=advice)
-    if what == "safeguards":
+    if what == "safeguards" and not {OVERFLOW, VAL_LOSS} & set(failed):
         assert [one for one in (SAVES, STOPS, NUMBERS) if one in check.remedy] == [advice]
+
+
+def test_a_test_that_failed_in_several_cases_is_told_once() -> None:
+    def change(cases: Any) -> Any:
+        one = next(c for c in cases if "test_documents" in c.classname)
+        told = {"test_read[0-1]": "batch 2\nmore", "test_read[0-2]": "batch 3", "test_kept": "gone"}
+        failed = (replace(one, name=n, status="failed", message=m) for n, m in told.items())
+        return (*cases, *failed)
+
+    check = answers.row("preflight", "documents", spoil.at("junit.cases", change), only=("sanity",))
+    wanted = "definition failed: test_read[0-1], [0-2]: batch 2; test_kept: gone"
+    says(check, (Outcome.FAIL, Reason.TEST_FAILED), wanted)
 
 
 @pytest.mark.parametrize(("module", "names"), [
     ("test_whole_model.py", OWN["schedule"] + OWN["beginning"] + OWN["shape"]),
     ("test_documents.py", [
-        name for topic in ("other_files", "places", "held_out", "tokens", "unread", "read_ahead")
+        name
+        for topic in ("other_files", "places", "held_out", "held_out_rule", "tokens", "unread",
+                      "read_ahead")
         for name in OWN[topic]
     ]),
     ("test_saves.py", [*OWN["checkpoints"], *OWN["records"][-2:]]),
     ("test_safeguards.py", [
-        *(n for topic in ("stopping", "clipping", "evaluations", "unseen") for n in OWN[topic]),
+        *(n for topic in ("stopping", "clipping", "overflow", "evaluations", "unseen")
+          for n in OWN[topic]),
         *OWN["records"][:-2],
     ]),
 ])  # fmt: skip
@@ -259,7 +283,6 @@ def test_the_tests_with_a_remedy_of_their_own_are_there(module: str, names: list
         assert there - set(names) == {
             "test_training_stops_at_a_number_that_is_not_finite",
             "test_training_stops_at_one_micro_batch_that_is_not_finite",
-            "test_a_gradient_that_overflows_in_fp16_updates_nothing",
             "test_what_one_rank_sees_ends_all",
         }
 
