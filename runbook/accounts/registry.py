@@ -77,6 +77,7 @@ _TITLES = {
     "selection": "{name} tells of another selection than its config means.",
     "evaluations": "{name} left out evaluations that train.eval_every asks for.",
     "saves": "{name} left out checkpoints that train.save_every asks for.",
+    "schedule": "{name} has other learning rates than its config plans.",
     "settings": "{name} does not run with what it was given.",
 }
 # What is not as it was asked for; in all others two sources differ.
@@ -134,7 +135,8 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, between_steps.beside_account),
     Account(Row.ACCOUNTS, tables.written_account),
     Account(Row.ACCOUNTS, between_steps.restart_account),
-    Account(Row.ACCOUNTS, optimizer.rate_account),
+    Account(Row.ACCOUNTS, optimizer.rate_account, "schedule"),
+    Account(Row.ACCOUNTS, optimizer.warmup_account),
     Account(Row.ACCOUNTS, tables.memory_account),
     Account(Row.ACCOUNTS, model.gates_account),
     Account(Row.ACCOUNTS, model.selection_account, "selection"),
