@@ -36,13 +36,14 @@ def launch(
     precision: str = "fp32",
     variables: Mapping[str, str] = BATCHED,
     code: int = SUCCESS,
+    case: str = "avg, tied head",
 ) -> tuple[Path, dict[str, Any]]:
     """A launch of so many steps, each of so many micro-batches, which ends with `code`.
 
     Returns its run directory, and what its exit event says.
     """
     folder.mkdir()
-    file = write_config("avg, tied head", folder, steps=STEPS, seq_len=SEQ_LEN, precision=precision)
+    file = write_config(case, folder, steps=STEPS, seq_len=SEQ_LEN, precision=precision)
     settings = (
         f"train.save_every={save_every}",
         "train.eval_every=2",

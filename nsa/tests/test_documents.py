@@ -74,13 +74,41 @@ def opened(
 
 
 @pytest.fixture
-def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's stream is one of these, which the client shares out."""
+def streamed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The client's stream is one of these, which the client shares out; and what it was asked."""
     client, distributed = ModuleType("datasets"), ModuleType("datasets.distributed")
-    vars(client)["load_dataset"] = lambda *_, **__: Stream(texts())
+    asked: list[tuple[Any, ...]] = []
+
+    def load(path: str, *, name: str, split: str, streaming: bool, **_: Any) -> Stream:
+        asked.append((path, name, split, streaming))
+        return Stream(texts())
+
+    vars(client)["load_dataset"] = load
     vars(distributed)["split_dataset_by_node"] = Stream.shared
     for module in (client, distributed):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    return asked
+
+
+def test_the_stream_is_the_whole_sample_and_is_not_stored(
+    streamed: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """Another subset or split has other documents, and nothing that is trained tells."""
+    opened(tmp_path, 0, 2, dataset="fineweb_edu").close()
+    assert streamed == [("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", True)]
+
+
+def test_the_reader_is_given_what_its_config_says(tmp_path: Path) -> None:
+    """How long it may wait, and GPT-2's table: without that one the network has to be there."""
+    config = {"dataset": "local", "local_path": str(tmp_path), "loader_timeout_s": 7.5}
+    write(tmp_path / "a.txt", ["text"])
+    share = Share(seq_len=SEQ_LEN, batch_size=ROWS)
+    source = open_source(DataSection(tokenizer="byte", **config), share)
+    source.close()
+    assert isinstance(source, PrefetchSource) and source.timeout_s == 7.5
+    if "gpt2" in TOKENIZERS:
+        with pytest.raises(DataError, match="no-table"):
+            open_source(DataSection(tokenizer="gpt2", tokenizer_file="no-table", **config), share)
 
 
 def test_what_is_held_out_is_known_by_its_text_alone() -> None:
@@ -143,7 +171,10 @@ def test_a_long_document_is_read_whole(tmp_path: Path, held_out: bool) -> None:
 
 
 def gpt2_by(monkeypatch: pytest.MonkeyPatch, pattern: str, *words: str) -> None:
-    """A table of bytes and of these words in place of GPT-2's, which needs the network once."""
+    """A table of bytes and of these words in place of GPT-2's, which needs the network once.
+
+    tiktoken has others: one of the same bytes gives other tokens.
+    """
     import tiktoken
 
     ranks = {bytes([number]): number for number in range(256)}
@@ -153,7 +184,7 @@ def gpt2_by(monkeypatch: pytest.MonkeyPatch, pattern: str, *words: str) -> None:
         mergeable_ranks=ranks | {word.encode(): 256 + n for n, word in enumerate(words)},
         special_tokens={"<|endoftext|>": 50_256},
     )
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda _: table)
+    monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": table}.__getitem__)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -229,7 +260,7 @@ def test_evaluation_reads_what_is_held_out_and_the_same_each_time(
 
 @pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
 def test_training_reads_on_beside_an_evaluation(
-    streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
+    streamed: Any, corpus: Path, dataset: str, rank: int, ranks: int
 ) -> None:
     """What is read ahead hides for some batches that an evaluation has moved the reader."""
     documents = documents_of(rank, ranks, held_out=False)
@@ -341,9 +372,7 @@ def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)
-def test_a_stream_is_read_as_it_comes(
-    streamed: None, tmp_path: Path, rank: int, ranks: int
-) -> None:
+def test_a_stream_is_read_as_it_comes(streamed: Any, tmp_path: Path, rank: int, ranks: int) -> None:
     """Whoever moves its documents before they are shared out has ranks read the same ones."""
     documents = documents_of(rank, ranks, held_out=False)
     source = opened(tmp_path, rank, ranks, dataset="fineweb_edu")
@@ -355,7 +384,7 @@ def test_a_stream_is_read_as_it_comes(
 
 
 def test_a_stream_that_breaks_off_is_not_at_its_end(
-    streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streamed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or training begins again with the first documents whenever the network fails."""
 
@@ -382,7 +411,7 @@ def test_nothing_is_trained_on_in_place_of_documents_that_are_missing(tmp_path: 
 
 @pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
 def test_reading_goes_on_where_a_checkpoint_was_written(
-    streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
+    streamed: Any, corpus: Path, dataset: str, rank: int, ranks: int
 ) -> None:
     """Again and again: what goes on is stopped in turn. Over the end of an epoch, too."""
     documents = documents_of(rank, ranks, held_out=False)

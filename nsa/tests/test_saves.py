@@ -55,6 +55,7 @@ from nsa.train import checkpoint, restore
 from nsa.train.loop import Loop
 from nsa.train.session import train
 
+OTHER = "mlp, own head"
 LAST = f"checkpoints/step_{STEPS}"
 # Larger than what a reader of beginnings takes.
 LARGE = 24 << 20
@@ -181,6 +182,12 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped(
     check_goes_on(tmp_path, whole[0], whole)
 
 
+def test_a_checkpoint_has_the_weights_that_only_other_models_have(tmp_path: Path) -> None:
+    """A head of its own, and what compresses."""
+    other = launch(tmp_path / "whole", case=OTHER)
+    check_goes_on(tmp_path, other[0], other, case=OTHER)
+
+
 def test_random_numbers_go_on_as_after_the_step_that_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,10 +267,12 @@ def test_a_checkpoint_gets_its_name_once_its_files_are_on_the_disk(
     assert (folder / LAST).parent.stat().st_ino in on_disk, "the name is not put on the disk"
 
 
-def check_goes_on(folder: Path, source: Path, whole: tuple[Path, dict[str, Any]]) -> None:
+def check_goes_on(
+    folder: Path, source: Path, whole: tuple[Path, dict[str, Any]], **how: Any
+) -> None:
     """A launch from the middle checkpoint of `source` does what the whole one did from there."""
     torch.manual_seed(99)  # as another process, whose random numbers are others
-    folder, ended = launch(folder / "on", "--resume", str(source / MIDDLE))
+    folder, ended = launch(folder / "on", "--resume", str(source / MIDDLE), **how)
     wanted, found = (rows(run_dir, "training.csv") for run_dir in (whole[0], folder))
     assert [row["step"] for row in found] == [SAVED + 1, SAVED + 2, SAVED + 3]
     for row, other in zip(found, wanted[SAVED:], strict=True):

@@ -261,8 +261,8 @@ def test_a_test_that_failed_in_several_cases_is_told_once() -> None:
     ("test_whole_model.py", OWN["schedule"] + OWN["beginning"] + OWN["shape"]),
     ("test_documents.py", [
         name
-        for topic in ("other_files", "places", "held_out", "held_out_rule", "tokens", "unread",
-                      "read_ahead")
+        for topic in ("other_files", "places", "held_out", "held_out_rule", "reader", "tokens",
+                      "unread", "read_ahead")
         for name in OWN[topic]
     ]),
     ("test_saves.py", [*OWN["checkpoints"], *OWN["records"][-2:]]),
