@@ -26,6 +26,7 @@ import pytest
 from nsa.data.packing import PackedSource, is_validation, open_source, open_tokenizer
 from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource, Source
 from nsa.data.text import digests
+from nsa.launch.ranks import Ranks
 from nsa.settings import DataSection, Share
 from nsa.step.engine import Engine, StepOutcome
 from nsa.tests.corpus import (
@@ -46,6 +47,7 @@ from nsa.tests.corpus import (
     write_all,
 )
 from nsa.tests.launched import MICRO_BATCHES, MIDDLE, SAVED, STEPS, launch
+from nsa.train.session import _Session
 
 HELD_OUT_BATCHES, RANKS, CONFIG = 3, (1, 2, 3), 2
 # The reader looks every half second whether it is to end.
@@ -407,6 +409,29 @@ def test_nothing_is_trained_on_in_place_of_documents_that_are_missing(tmp_path: 
     words = ("--dataset", "local", "--set", f"data.local_path={tmp_path / 'nowhere'}")
     _, ended = launch(tmp_path / "run", *words, code=CONFIG)
     assert "nowhere: no such file or folder" in ended["reason"], ended
+
+
+def test_all_ranks_train_on_generated_tokens_where_one_cannot_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for; else some would train on documents, and others on noise."""
+    opening = _Session._source
+
+    class Elsewhere(Ranks):
+        def any(self, flag: bool) -> bool:
+            """Another rank's is up."""
+            return True
+
+    def parted(session: _Session, ranks: Ranks) -> tuple[Source, Batch | None]:
+        return opening(session, Elsewhere(place=ranks.place, device=ranks.device, grouped=False))
+
+    monkeypatch.setattr(_Session, "_source", parted)
+    of = [f"data.local_path={corpus}", f"data.text_field={FIELD}", "data.synthetic_on_fail=true"]
+    words = ["--dataset", "local", *(word for one in of for word in ("--set", one))]
+    folder, _ = launch(tmp_path / "run", *words)
+    told = json.loads((folder / "env.json").read_text())
+    assert told["effective"]["dataset"] == "synthetic"
+    assert any("rank" in note for note in told["notes"]), f"nobody is told why: {told['notes']}"
 
 
 @pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)

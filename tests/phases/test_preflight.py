@@ -265,11 +265,11 @@ def test_a_test_that_failed_in_several_cases_is_told_once() -> None:
                       "unread", "read_ahead")
         for name in OWN[topic]
     ]),
-    ("test_saves.py", [*OWN["checkpoints"], *OWN["records"][-2:]]),
+    ("test_saves.py", [*OWN["checkpoints"], *OWN["records"][-3:]]),
     ("test_safeguards.py", [
         *(n for topic in ("stopping", "clipping", "overflow", "evaluations", "unseen")
           for n in OWN[topic]),
-        *OWN["records"][:-2],
+        *OWN["records"][:-3],
     ]),
 ])  # fmt: skip
 def test_the_tests_with_a_remedy_of_their_own_are_there(module: str, names: list[str]) -> None:
