@@ -291,14 +291,12 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
 
 def _told(broken: Iterable[JUnitCase]) -> str:
     """Each test once: its cases that failed, and what the first of them says."""
-    cases: dict[str, list[JUnitCase]] = {}
+    told: dict[str, tuple[str, str]] = {}
     for test in broken:
-        cases.setdefault(test.name.partition("[")[0], []).append(test)
-    return "; ".join(
-        f"{', '.join([first.name, *(other.name[len(name) :] for other in others)])}: "
-        f"{_first_line(first.message)}"
-        for name, (first, *others) in cases.items()
-    )
+        name, bracket, case = test.name.partition("[")
+        cases, message = told.get(name, ("", _first_line(test.message)))
+        told[name] = (f"{cases}, {bracket}{case}" if cases else test.name, message)
+    return "; ".join(f"{cases}: {message}" for cases, message in told.values())
 
 
 def _first_line(text: str) -> str:
