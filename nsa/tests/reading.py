@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -28,13 +29,20 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def streamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client's stream is one of these, which the client shares out."""
+def streamed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The client's stream is one of these, which the client shares out; and what it was asked."""
     client, distributed = ModuleType("datasets"), ModuleType("datasets.distributed")
-    vars(client)["load_dataset"] = lambda *_, **__: Stream(texts())
+    asked: list[tuple[Any, ...]] = []
+
+    def load(path: str, *, name: str, split: str, streaming: bool, **_: Any) -> Stream:
+        asked.append((path, name, split, streaming))
+        return Stream(texts())
+
+    vars(client)["load_dataset"] = load
     vars(distributed)["split_dataset_by_node"] = Stream.shared
     for module in (client, distributed):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    return asked
 
 
 def opened(

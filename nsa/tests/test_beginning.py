@@ -205,3 +205,14 @@ def test_the_rate_stays_where_the_schedule_ends() -> None:
         for step in (100, 101, 150, 190, 1000)
     ]
     assert rates == pytest.approx([0.1] * 5, rel=1e-12)
+
+
+@pytest.mark.topic("schedule")
+@pytest.mark.parametrize(("shape", "share"), [("cosine", 0.55), ("constant", 1.0)])
+def test_the_rate_warms_up_whatever_its_shape(shape: str, share: float) -> None:
+    """From a tenth of its peak in ten steps; then it is at `share` of it halfway to the end."""
+    rates = [
+        learning_rate(step, peak=2.0, warmup_steps=10, total_steps=100, shape=shape)
+        for step in (1, 5, 10, 55)
+    ]
+    assert rates == pytest.approx([0.2, 1.0, 2.0, 2.0 * share], rel=1e-12)

@@ -10,32 +10,71 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from time import sleep
+from typing import Any
 
 import pytest
 
-from nsa.data.packing import PackedSource
-from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource
+from nsa.data.packing import PackedSource, is_validation, open_source
+from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource, Source
+from nsa.launch.ranks import Ranks
+from nsa.settings import DataSection, Share
 from nsa.tests import reading
 from nsa.tests.corpus import (
     DOCUMENTS,
     FIELD,
     FILES,
+    ROWS,
+    SEQ_LEN,
     Stream,
     batches_of,
     documents_of,
     epoch_batches,
     is_held_out,
     signs_of,
+    texts,
     write,
 )
 from nsa.tests.launched import launch
 from nsa.tests.reading import LONG, SHARES, opened
+from nsa.tests.test_tokens import TOKENIZERS
+from nsa.train.session import _Session
 
 corpus, streamed = reading.corpus, reading.streamed
 
 # A file of more rows than pyarrow reads at once, and row groups that do not divide that either.
 MANY, MANY_ROW_GROUP = 70_001, 30_000
 CONFIG = 2
+
+
+# Parts by themselves come first: what reads through one of them fails with it.
+@pytest.mark.topic("reader")
+def test_the_stream_is_the_whole_sample_and_is_not_stored(
+    streamed: list[tuple[Any, ...]], tmp_path: Path
+) -> None:
+    """Another subset or split has other documents, and nothing that is trained tells."""
+    opened(tmp_path, 0, 2, dataset="fineweb_edu").close()
+    assert streamed == [("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", True)]
+
+
+@pytest.mark.topic("reader")
+def test_the_reader_is_given_what_its_config_says(tmp_path: Path) -> None:
+    """How long it may wait, and GPT-2's table: without that one the network has to be there."""
+    config = {"dataset": "local", "local_path": str(tmp_path), "loader_timeout_s": 7.5}
+    write(tmp_path / "a.txt", ["text"])
+    share = Share(seq_len=SEQ_LEN, batch_size=ROWS)
+    source = open_source(DataSection(tokenizer="byte", **config), share)
+    source.close()
+    assert isinstance(source, PrefetchSource) and source.timeout_s == 7.5
+    if "gpt2" in TOKENIZERS:
+        with pytest.raises(DataError, match="no-table"):
+            open_source(DataSection(tokenizer="gpt2", tokenizer_file="no-table", **config), share)
+
+
+@pytest.mark.topic("held_out_rule")
+def test_what_is_held_out_is_known_by_its_text_alone() -> None:
+    """Or another process trains on it."""
+    found = [text for text in texts() if is_validation(text)]
+    assert found == [text for text in texts() if is_held_out(text)]
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)
@@ -113,9 +152,7 @@ def test_a_batch_that_had_to_be_waited_for_is_counted(
 
 
 @pytest.mark.parametrize(("rank", "ranks"), SHARES)
-def test_a_stream_is_read_as_it_comes(
-    streamed: None, tmp_path: Path, rank: int, ranks: int
-) -> None:
+def test_a_stream_is_read_as_it_comes(streamed: Any, tmp_path: Path, rank: int, ranks: int) -> None:
     """Whoever moves its documents before they are shared out has ranks read the same ones."""
     documents = documents_of(rank, ranks, held_out=False)
     source = opened(tmp_path, rank, ranks, dataset="fineweb_edu")
@@ -128,7 +165,7 @@ def test_a_stream_is_read_as_it_comes(
 
 @pytest.mark.topic("unread")
 def test_a_stream_that_breaks_off_is_not_at_its_end(
-    streamed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    streamed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or training begins again with the first documents whenever the network fails."""
 
@@ -152,6 +189,30 @@ def test_nothing_is_trained_on_in_place_of_documents_that_are_missing(tmp_path: 
     words = ("--dataset", "local", "--set", f"data.local_path={tmp_path / 'nowhere'}")
     _, ended = launch(tmp_path / "run", *words, code=CONFIG)
     assert "nowhere: no such file or folder" in ended["reason"], ended
+
+
+@pytest.mark.topic("unread")
+def test_all_ranks_train_on_generated_tokens_where_one_cannot_read(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for; else some would train on documents, and others on noise."""
+    opening = _Session._source
+
+    class Elsewhere(Ranks):
+        def any(self, flag: bool) -> bool:
+            """Another rank's is up."""
+            return True
+
+    def parted(session: _Session, ranks: Ranks) -> tuple[Source, Batch | None]:
+        return opening(session, Elsewhere(place=ranks.place, device=ranks.device, grouped=False))
+
+    monkeypatch.setattr(_Session, "_source", parted)
+    of = [f"data.local_path={corpus}", f"data.text_field={FIELD}", "data.synthetic_on_fail=true"]
+    words = ["--dataset", "local", *(word for one in of for word in ("--set", one))]
+    folder, _ = launch(tmp_path / "run", *words)
+    told = json.loads((folder / "env.json").read_text())
+    assert told["effective"]["dataset"] == "synthetic"
+    assert any("rank" in note for note in told["notes"]), f"nobody is told why: {told['notes']}"
 
 
 @pytest.mark.topic("unread")

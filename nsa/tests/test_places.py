@@ -101,7 +101,7 @@ def test_what_was_trained_on_is_let_go(tmp_path: Path) -> None:
 @pytest.mark.topic("places")
 @pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
 def test_reading_goes_on_where_a_checkpoint_was_written(
-    streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
+    streamed: Any, corpus: Path, dataset: str, rank: int, ranks: int
 ) -> None:
     """Again and again: what goes on is stopped in turn. Over the end of an epoch, too."""
     documents = documents_of(rank, ranks, held_out=False)
@@ -213,7 +213,7 @@ def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
 @pytest.mark.topic("held_out")
 @pytest.mark.parametrize(("dataset", "rank", "ranks"), READERS)
 def test_training_reads_on_beside_an_evaluation(
-    streamed: None, corpus: Path, dataset: str, rank: int, ranks: int
+    streamed: Any, corpus: Path, dataset: str, rank: int, ranks: int
 ) -> None:
     """What is read ahead hides for some batches that an evaluation has moved the reader."""
     documents = documents_of(rank, ranks, held_out=False)

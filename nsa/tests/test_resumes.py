@@ -57,6 +57,7 @@ pytestmark = pytest.mark.topic("checkpoints")
 whole = launched.whole
 
 CONFIG = 2
+OTHER = "mlp, own head"
 
 
 # Larger than what a reader of beginnings takes.
@@ -76,6 +77,12 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_as_if_it_had_not_stopped(
 ) -> None:
     """The same batches, losses, gradients and rates; at the end the same weights, bit by bit."""
     check_goes_on(tmp_path, whole[0], whole)
+
+
+def test_a_checkpoint_has_the_weights_that_only_other_models_have(tmp_path: Path) -> None:
+    """A head of its own, and what compresses."""
+    other = launch(tmp_path / "whole", case=OTHER)
+    check_goes_on(tmp_path, other[0], other, case=OTHER)
 
 
 def test_random_numbers_go_on_as_after_the_step_that_was_saved(
@@ -126,10 +133,12 @@ def test_a_save_is_of_one_moment_however_long_it_takes(
     check_goes_on(tmp_path, folder, whole)
 
 
-def check_goes_on(folder: Path, source: Path, whole: tuple[Path, dict[str, Any]]) -> None:
+def check_goes_on(
+    folder: Path, source: Path, whole: tuple[Path, dict[str, Any]], **how: Any
+) -> None:
     """A launch from the middle checkpoint of `source` does what the whole one did from there."""
     torch.manual_seed(99)  # as another process, whose random numbers are others
-    folder, ended = launch(folder / "on", "--resume", str(source / MIDDLE))
+    folder, ended = launch(folder / "on", "--resume", str(source / MIDDLE), **how)
     wanted, found = (rows(run_dir, "training.csv") for run_dir in (whole[0], folder))
     assert [row["step"] for row in found] == [SAVED + 1, SAVED + 2, SAVED + 3]
     for row, other in zip(found, wanted[SAVED:], strict=True):
@@ -228,6 +237,15 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(
     shape = {"steps": 1, "seq_len": 2, "batch_size": 1, "lr": 0.1}
     keep = TrainSection.model_validate(shape | {"keep_last": 1})
     assert checkpoint.expendable({9: None, 12: None}, keep) == [9]
+
+
+def test_a_run_that_saved_nothing_is_followed_to_what_it_went_on_from(
+    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+) -> None:
+    """Or one that is stopped again before its first save cannot go on."""
+    on, _ = launch(tmp_path / "on", "--resume", str(whole[0] / MIDDLE))
+    shutil.rmtree(on / "checkpoints")
+    assert restore.find_step(on, 0) == (whole[0] / MIDDLE, [])
 
 
 def test_a_checkpoint_of_more_ranks_is_refused(

@@ -68,6 +68,7 @@ def test_training_stops_at_one_micro_batch_that_is_not_finite(tmp_path: Path) ->
     assert (end.code, kept(tmp_path)) == (NONFINITE, list(range(1, SPOILED))), end
 
 
+@pytest.mark.topic("overflow")
 def test_a_gradient_that_overflows_in_fp16_updates_nothing(tmp_path: Path) -> None:
     """The step is left out; training goes on with those after it."""
     loop = trainer(tmp_path, precision="fp16")
@@ -161,14 +162,20 @@ def test_the_board_shows_what_the_tables_have(
     monkeypatch.setattr("nsa.train.settle.open_board", lambda _: Board())
     loop = trainer(tmp_path, "train.eval_every=2", "train.eval_batches=1", board=True)
     assert loop.run().code == SUCCESS
-    trained, evaluated = (rows(tmp_path, f"{name}.csv") for name in ("training", "val"))
-    wanted = {
-        (name, int(row["step"])): row[name]
-        for row in trained
-        for name in ("loss", "lr", "grad_norm")
+    # Of each table, its columns by what the board calls them.
+    tables = {
+        "training": {name: name for name in ("loss", "lr", "toks_per_s", "grad_norm")},
+        "val": {"val_loss": "loss"},
+        "gates": {"gate_entropy": "entropy", "max_gate": "max_gate"},
     }
-    wanted |= {("val_loss", int(row["step"])): row["loss"] for row in evaluated}
-    assert len(evaluated) == STEPS // 2
+    found = {name: rows(tmp_path, f"{name}.csv", *tables[name].values()) for name in tables}
+    wanted = {
+        (shown_as, int(row["step"])): row[column]
+        for name, columns in tables.items()
+        for shown_as, column in columns.items()
+        for row in found[name]
+    }
+    assert len(found["val"]) == STEPS // 2 and found["gates"]
     assert {place: shown.get(place) for place in wanted} == wanted
 
 

@@ -132,6 +132,20 @@ def test_no_step_tells_more_than_the_one_before(whole: tuple[Path, dict[str, Any
         assert len(set(told[event][1:])) == 1, f"{event} of step 2 to {STEPS}: {told[event][1:]}"
 
 
+@pytest.mark.topic("records")
+def test_progress_is_told_as_the_tables_have_it(whole: tuple[Path, dict[str, Any]]) -> None:
+    """Who watches a run goes by it. Gates are those of their latest reading."""
+    lines = (whole[0] / "heartbeat_rank0.jsonl").read_text().splitlines()
+    told = {one["step"]: one for one in map(json.loads, lines) if one["event"] == "progress"}
+    read = {row["step"]: row for row in rows(whole[0], "gates.csv", "entropy", "max_gate")}
+    trained = rows(whole[0], "training.csv", "loss", "toks_per_s", "grad_norm")
+    assert [*told] == [row["step"] for row in trained]
+    for row in trained:
+        found, gates = told[row["step"]], read[max(step for step in read if step <= row["step"])]
+        wanted = row | {"gate_entropy": gates["entropy"], "max_gate": gates["max_gate"]}
+        assert {name: found[name] for name in wanted} == wanted
+
+
 def test_all_checkpoints_stay_where_none_may_go(whole: tuple[Path, dict[str, Any]]) -> None:
     """By itself nothing that was saved is removed."""
     assert kept(whole[0]) == list(range(1, STEPS + 1))
@@ -168,6 +182,7 @@ def test_a_checkpoint_gets_its_name_once_its_files_are_on_the_disk(
     assert (folder / LAST).parent.stat().st_ino in on_disk, "the name is not put on the disk"
 
 
+@pytest.mark.topic("val_loss")
 def test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

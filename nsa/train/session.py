@@ -13,6 +13,7 @@ import torch
 
 from nsa.attention import tracing
 from nsa.contract import (
+    ELSEWHERE,
     OUT_OF_MEMORY_PREFIX,
     PARTED,
     CheckpointError,
@@ -231,7 +232,8 @@ class _Session:
             problem = error
         if not data.synthetic_on_fail or not ranks.any(problem is not None):
             return source, first
-        text = f"SYNTHETIC DATA instead of {data.dataset} (--synthetic-on-fail): {problem}"
+        why = problem or f"{ELSEWHERE} could not read it"
+        text = f"SYNTHETIC DATA instead of {data.dataset} (--synthetic-on-fail): {why}"
         self.notes.append(text)
         say(f"[data] {text}", rank=ranks.rank)
         return self._open_source("synthetic"), None

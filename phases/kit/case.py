@@ -274,7 +274,7 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
             follows="preflight.cuda",
         )
     if broken := broken_tests(tests):
-        text = "; ".join(f"{test.name}: {_first_line(test.message)}" for test in broken)
+        text = _told(broken)
         value = _count(report, "tests_failed", len(broken), n=len(tests))
         reason = f"{len(broken)} of {len(tests)} tests of {what} failed: {text}"
         return failed(Reason.TEST_FAILED, reason, measurement=value)
@@ -287,6 +287,16 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
     value = _count(report, "tests_passed", len(tests), n=len(tests))
     plural = "" if len(tests) == 1 else "s"
     return passed(f"{len(tests)} test{plural} of {what} passed", measurement=value)
+
+
+def _told(broken: Iterable[JUnitCase]) -> str:
+    """Each test once: its cases that failed, and what the first of them says."""
+    told: dict[str, tuple[str, str]] = {}
+    for test in broken:
+        name, bracket, case = test.name.partition("[")
+        cases, message = told.get(name, ("", _first_line(test.message)))
+        told[name] = (f"{cases}, {bracket}{case}" if cases else test.name, message)
+    return "; ".join(f"{cases}: {message}" for cases, message in told.values())
 
 
 def _first_line(text: str) -> str:

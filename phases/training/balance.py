@@ -49,7 +49,9 @@ def balanced(case: Case, name: str) -> Finding:
         # Dumps, evaluations or saves in nearly every step: nobody's fault, and no answer.
         why = "nearly every step has a dump, an evaluation or a save beside it"
         reason = f"{name}: {in_a_row(off.problems)}: {why}"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=value, evidence=paths)
+        return inconclusive(
+            Reason.TOO_FEW_SAMPLES, reason, measurement=value, evidence=paths, topic="beside"
+        )
     if off:
         found = _failed(off, name, (*paths, launch.path("env")))
         if found.code is Reason.MISMATCH:

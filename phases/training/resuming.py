@@ -142,6 +142,9 @@ def _apart(case: Case, first: str, second: str) -> _Apart:
             problems.append(f"{at} its {column} at step {int(row['step'])} is {told}")
     one, again = _saved(case.launch(first)), _saved(launch)
     known = [step for step in one if one[step] and again.get(step) and not case.profile.has_gpu]
+    # A checkpoint has its step's validation loss; a launch that is told to end leaves it out.
+    owed = _evaluated(case.launch(first)) ^ _evaluated(launch)
+    known = [step for step in known if step not in owed]
     differ = [step for step in known if one[step] != again[step]]
     if differ and not problems:
         problems.append(
@@ -184,6 +187,12 @@ def _saved(launch: LaunchEvidence) -> dict[int, object]:
     steps = [checkpoint_step(PurePath(str(one.get("path"))).name) for one in told]
     digests = [one.get("sha256") for one in told]
     return {step: sha for step, sha in zip(steps, digests, strict=True) if step is not None}
+
+
+def _evaluated(launch: LaunchEvidence) -> set[int]:
+    """The steps that rank 0 says it evaluated after."""
+    told = launch.ranks[0].evaluations if launch.ranks else ()
+    return {int(one["step"]) for one in told if one.get("step") is not None}
 
 
 def stopped(case: Case, names: Sequence[str]) -> Finding:

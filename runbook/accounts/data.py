@@ -66,7 +66,6 @@ def _rank_problems(
         yield from _other_text(rank)
     elif rank.rank in told:
         yield from _other_rows(rank, told[rank.rank], work.data)
-    yield from _held_out(rank, work)
 
 
 def _other_rows(rank: RankLog, told: pd.Series[Any], made: GeneratedData) -> Iterator[str]:
@@ -101,8 +100,9 @@ def _other_text(rank: RankLog) -> Iterator[str]:
         )
 
 
-def _held_out(rank: RankLog, work: Workload) -> Iterator[str]:
-    """Evaluations on other data than those that are held out, or on other ones each time."""
+@each_rank
+def held_out_account(rank: RankLog, work: Workload) -> Iterator[str]:
+    """Evaluations are on what is held out, and on the same each time."""
     told = [evaluation.get("data") for evaluation in rank.evaluations]
     if None in told or (not told and due(rank, work.eval_every)):
         yield " does not say on which data it evaluated"

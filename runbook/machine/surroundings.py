@@ -218,7 +218,11 @@ def _clock_problems() -> list[str]:
     if ended - began < _STANDS_S < took:
         return [f"the wall clock stands still at {began:.0f} s since 1970: {way}"]
     if not answer.ok:
-        return [f"Python cannot be started without this shell's variables: {answer.problem}"]
+        return [
+            "no process of this program's own Python can be started with the few variables that "
+            f"launches get: {answer.problem}; `env -i {sys.executable} -c pass` has to work for "
+            "this user"
+        ]
     told = float(answer.stdout)
     ahead = began - told if told < began else min(0.0, ended - told)
     if abs(ahead) <= _APART_S:

@@ -238,6 +238,9 @@ def test_accounts_of_one_remedy_give_it_together() -> None:
     both = _off("token", "data").account
     assert both is not None and both.topic == "trained_on"
     assert _off("token", "saved").account is None
+    assert _off("token", "held_out").account is None, "training reads other data, too"
+    both = _off("held_out", "evaluation").account
+    assert both is not None and both.topic == "evaluated"
     assert _off("memory", "gates").account is None  # both without one
 
 

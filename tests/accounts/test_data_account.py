@@ -14,7 +14,7 @@ from nsa.data.source import GeneratedSource
 from nsa.settings import Share
 from nsa.witness.accounts import batch_digest
 from runbook.accounts import data
-from runbook.accounts.data import data_account
+from runbook.accounts.data import data_account, held_out_account
 from runbook.accounts.workload import GeneratedData, Workload
 from runbook.records.evidence import RankLog
 from tests.accounts.launches import (
@@ -201,7 +201,7 @@ def evaluated(*told: Any) -> Ranks:
 
 
 def problems(ranks: tuple[RankLog, ...], work: Workload = EVALUATING) -> list[str]:
-    return data_account(ranks, work)
+    return held_out_account(ranks, work)
 
 
 def test_evaluations_read_what_is_held_out() -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from runbook.accounts.gradients import clip_account, norm_account, told_norm_account
-from runbook.accounts.optimizer import rate_account, update_account
+from runbook.accounts.optimizer import rate_account, update_account, warmup_account
 from runbook.accounts.tables import memory_account, summed_account
 from tests.accounts.launches import STEPS, WORK, changed, ending_of, honest, proof_of, steps_of
 
@@ -122,12 +122,12 @@ def test_a_schedule_that_ends_with_its_ramp_stays_at_the_tenth() -> None:
 
 def test_without_blocks_the_whole_file_has_one_warm_up() -> None:
     table = rates().assign(warmup=lambda rows: rows["step"] <= 2)
-    assert rate_account(table, ENV | {"arms": {"warmup_steps": 2}}) == []
-    assert rate_account(table, ENV | {"arms": {"warmup_steps": 4}}) == [
+    assert warmup_account(table, ENV | {"arms": {"warmup_steps": 2}}) == []
+    assert warmup_account(table, ENV | {"arms": {"warmup_steps": 4}}) == [
         "2 steps, first 3, are marked as warm-up or not against the schedule, whose blocks begin "
         "with 4 such steps"
     ]
-    assert rate_account(table, ENV | {"arms": {}}) == [
+    assert warmup_account(table, ENV | {"arms": {}}) == [
         "2 steps, first 1, are marked as warm-up or not against the schedule, whose blocks begin "
         "with 0 such steps"
     ]
@@ -138,8 +138,8 @@ def test_the_warm_up_of_a_block_begins_with_its_arm(name: str) -> None:
     """One of both columns is enough."""
     table = rates().assign(**{name: lambda rows: rows["step"] // 21})
     table["warmup"] = table["step"].isin([1, 21])
-    assert rate_account(table, ENV | {"arms": {"warmup_steps": 1}}) == []
-    assert len(rate_account(table.drop(columns=name), ENV | {"arms": {"warmup_steps": 1}})) == 1
+    assert warmup_account(table, ENV | {"arms": {"warmup_steps": 1}}) == []
+    assert len(warmup_account(table.drop(columns=name), ENV | {"arms": {"warmup_steps": 1}})) == 1
 
 
 @pytest.mark.parametrize(("apart", "found"), [(16.0, 0), (16.1, 1)])

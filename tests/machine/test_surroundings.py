@@ -116,6 +116,17 @@ def test_without_the_kernels_own_files_nothing_starts(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_python_that_this_user_cannot_start_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one in the home of another user, whose virtual environment was copied."""
+    python = tmp_path / "python"
+    python.touch(0o644)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (problem,) = surroundings_problems()
+    assert f"{python}: Permission denied; `env -i {python} -c pass` has to work" in problem
+
+
 def test_too_little_room_for_temporary_files_is_refused(tmp_path: Path) -> None:
     """What nothing can be written to is passed over; here a first file still finds room."""
     small = f"mount -t tmpfs -o size=16k none {tmp_path} && cd /"

@@ -47,6 +47,10 @@ def _same_data(made: LaunchEvidence) -> LaunchEvidence:
     return spoil.steps_of(1, data=made.ranks[0].steps["data"])(made)
 
 
+def _never_alone(made: LaunchEvidence) -> LaunchEvidence:
+    return spoil.steps_of(0, alone=False)(spoil.steps_of(1, alone=False)(made))
+
+
 def _faster(made: LaunchEvidence) -> LaunchEvidence:
     """The trainer writes half of each step's time; its heartbeats keep the clock's."""
     kept = made.ranks
@@ -84,6 +88,10 @@ def _large(made: LaunchEvidence) -> LaunchEvidence:
          "env.json counts 78601392 parameters, a model of its config has 78404784"),
     case("baseline", "accounts", _in_force("threads", 4), WRONG,
          "rank 1 computes with 4 threads, OMP_NUM_THREADS=1", remedy=GIVEN),
+    case("baseline", "accounts", _never_alone, TOO_FEW, "has a dump, an evaluation or a save",
+         remedy="evaluate, save and dump less often"),
+    case("baseline", "accounts", at("training.frame", lambda table: table.assign(lr=3e-4)),
+         UNBALANCED, "lr of step 1 is 0.0003", remedy="what counts the steps of the schedule"),
     # Another selection than the config means, in every phase that reads it.
     case("baseline", "accounts", at("gates", traces.gates(60).assign(sel_blocks_mean=2.5)), WRONG,
          "a query attends to 2.5 blocks, where n_sel=", remedy="statistics are wrong"),

@@ -198,6 +198,9 @@ def test_checkpoints_of_one_step_hold_one_content() -> None:
     launches["resumed"] = OTHER_BYTES(launches["resumed"])
     other = builder.row("long_run", "resumed", replace(found, launches=launches), CPU)
     says(other, WRONG, "its checkpoints of steps 240 hold something else than those of run")
+    # A launch that was told to end left out the evaluation whose loss a checkpoint has.
+    launches["run"] = spoil.every_rank(evaluations=({"step": 240},))(launches["run"])
+    says(builder.row("long_run", "resumed", replace(found, launches=launches), CPU), FINE)
 
 
 def test_a_launch_that_ended_before_it_was_told_to_decides_nothing() -> None:

@@ -207,6 +207,10 @@ NUMBERS = "a number that is not finite"
     ("documents", ["test_places places", "test_places batches"], "what `seek` makes of it"),
     ("documents", ["test_places held_out"], "what evaluation reads"),
     ("documents", ["test_places other_files"], "size and all bytes"),
+    # What is read by the rule fails with it.
+    ("documents", ["test_documents held_out_rule", "test_documents"], "of a document alone decide"),
+    ("safeguards", ["test_safeguards overflow"], "cleared like any other"),
+    ("safeguards", ["test_saves val_loss"], "which evaluation's loss"),
     ("safeguards", ["test_saves checkpoints"], SAVES),
     ("safeguards", ["test_safeguards stopping"], STOPS),
     ("safeguards", ["test_safeguards"], NUMBERS),
@@ -228,8 +232,20 @@ def test_the_first_that_failed_says_what_to_do(what: str, failed: list[str], adv
 
     check = answers.row("preflight", what, spoil.at("junit.cases", change), only=("sanity",))
     says(check, (Outcome.FAIL, Reason.TEST_FAILED), remedy=advice)
-    if what == "safeguards":
+    if advice in (SAVES, STOPS, NUMBERS):
         assert [one for one in (SAVES, STOPS, NUMBERS) if one in check.remedy] == [advice]
+
+
+def test_a_test_that_failed_in_several_cases_is_told_once() -> None:
+    def change(cases: Any) -> Any:
+        one = next(c for c in cases if "test_documents" in c.classname)
+        told = {"test_read[0-1]": "batch 2\nmore", "test_read[0-2]": "batch 3", "test_kept": "gone"}
+        failed = (replace(one, name=n, status="failed", message=m) for n, m in told.items())
+        return (*cases, *failed)
+
+    check = answers.row("preflight", "documents", spoil.at("junit.cases", change), only=("sanity",))
+    wanted = "definition failed: test_read[0-1], [0-2]: batch 2; test_kept: gone"
+    says(check, (Outcome.FAIL, Reason.TEST_FAILED), wanted)
 
 
 # Tests that say nothing of what they are about: their row does.
@@ -239,7 +255,6 @@ WITHOUT_TOPIC = {
     "test_safeguards": {
         "test_training_stops_at_a_number_that_is_not_finite",
         "test_training_stops_at_one_micro_batch_that_is_not_finite",
-        "test_a_gradient_that_overflows_in_fp16_updates_nothing",
         "test_what_one_rank_sees_ends_all",
     },
 }
