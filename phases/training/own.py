@@ -22,6 +22,7 @@ from phases.kit.finding import (
 from phases.kit.measure import against, derived, file_value, log_value, rank_value
 from phases.kit.rows import needs_contract
 from phases.training.memory import projected_plateau
+from phases.training.own_loss import loss_problems, require_finite
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
@@ -32,15 +33,8 @@ from runbook.stats.throughput import step_times, warmup_cut
 if TYPE_CHECKING:
     import pandas as pd
 
-# Fewer times at which the log grew do not tell how fast it went, nor whether the loss fell.
+# Fewer times at which the log grew do not tell how fast it went.
 _FEWEST = 8
-# Gradient norms that are not finite: fewer, or a smaller share of the rows, are steps that a scaler
-# of fp16 leaves out; so are not those that go on to the end.
-_FEWEST_BAD, _BAD_SHARE = 3, 0.1
-# A loss that fell to this share of the first one may be printed as 0.
-_NEAR_ZERO = 0.01
-# So many standard errors are no noise.
-_ERRORS = 4.0
 
 
 def own_ranks(case: Case, name: str) -> Finding:
@@ -70,7 +64,8 @@ def own_ranks(case: Case, name: str) -> Finding:
 def own_plausible(case: Case, name: str) -> Finding:
     """Can the log be that of this launch: its steps, its loss, its times?"""
     log, launch = case.log(name), case.launch(name)
-    problems = [*_step_problems(log, launch.launch.steps), *_loss_problems(log)]
+    require_finite(case, name, invalid, Reason.NOT_PLAUSIBLE)
+    problems = [*_step_problems(log, launch.launch.steps), *loss_problems(log)]
     seconds = float(log.frame["dt_s"].sum())
     if seconds > launch.result.duration_s + 1.0:
         problems.append(f"its rows came in {seconds:.1f} s of {launch.result.duration_s:.1f} s")
@@ -92,39 +87,6 @@ def _step_problems(log: TrainingLog, planned: int) -> list[str]:
     if last < planned - usual:
         return [f"its log ends at step {last} of {planned}"]
     return []
-
-
-def _loss_problems(log: TrainingLog) -> list[str]:
-    losses = log.frame["loss"]
-    if not bool((abs(losses) < math.inf).all()):
-        return ["its loss is not finite in every row"]
-    if len(losses) >= 3 and losses.nunique() == 1:
-        return [f"its loss is {losses.iloc[0]:g} in each of {len(losses)} rows"]
-    zeros = log.frame["zeros"]
-    before = losses[(zeros > 0).cummax().eq(other=False)]
-    # One that comes near 0 may be rounded to it.
-    if zeros.any() and len(before) and before.iloc[-1] > _NEAR_ZERO * before.iloc[0]:
-        step = int(log.frame.loc[zeros > 0, "step"].iloc[0])
-        return [
-            f"its loss is exactly 0 in {int(zeros.sum())} rows, the first at step {step} after "
-            f"{before.iloc[-1]:.4g}: some trainers print one that is no number so (transformers "
-            "without logging_nan_inf_filter=False)"
-        ]
-    return []
-
-
-def norms_not_finite(log: TrainingLog) -> str:
-    """Gradient norms that are not finite, beyond what the scale of fp16 makes now and then.
-
-    Some trainers print a loss that is no number as 0, and go on.
-    """
-    bad, steps = log.frame["bad_norms"], log.frame["steps"]
-    count = int(bad.sum())
-    if count < _FEWEST_BAD or not (bad.iloc[-1] or count > _BAD_SHARE * int(steps.sum())):
-        return ""
-    first = int(log.frame.loc[bad > 0, "step"].iloc[0])
-    zero = " and prints its loss as 0 there" if int(log.frame["zeros"].sum()) else ""
-    return f"the gradient norm is not finite in {count} rows, the first at step {first}{zero}"
 
 
 def _timed(log: TrainingLog) -> tuple[int, pd.DataFrame]:
@@ -175,26 +137,6 @@ def own_accounts(case: Case, name: str) -> Finding:
         reason = f"{text}: a wrong column, wrong tokens of a step, or long pauses between steps"
         return invalid(Reason.UNBALANCED, reason, measurement=value)
     return passed(text, measurement=value)
-
-
-def own_learns(case: Case, name: str) -> Finding:
-    """Is the loss of the last quarter below that of the first by more than its noise?"""
-    log = case.log(name)
-    losses = log.frame["loss"].to_numpy(dtype=float)
-    quarter = len(losses) // 4
-    if quarter < _FEWEST // 2:
-        reason = f"{log.path} has {len(losses)} readings of the loss: too few to tell a trend"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(log.path,))
-    first, last = losses[:quarter], losses[-quarter:]
-    fell = float(first.mean() - last.mean())
-    noise = math.sqrt((first.var(ddof=1) + last.var(ddof=1)) / quarter)
-    value = log_value(log, "loss_fell", fell, "nats")
-    text = f"the loss fell by {fell:.4g} from the first quarter to the last, noise {noise:.2g}"
-    if fell > _ERRORS * noise:
-        return passed(text, measurement=value)
-    if fell < -_ERRORS * noise:
-        return failed(Reason.NOT_LEARNING, f"it rose: {text}", measurement=value)
-    return inconclusive(Reason.UNDECIDED, text, measurement=value)
 
 
 def own_plateau(case: Case, name: str) -> Finding:
