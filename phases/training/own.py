@@ -6,6 +6,7 @@ It proves nothing by itself. Whatever needs the trainer's contract is SKIPPED an
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, once
@@ -23,16 +24,19 @@ from phases.kit.measure import against, derived, file_value, log_value, rank_val
 from phases.kit.rows import needs_contract
 from phases.training.memory import projected_plateau
 from phases.training.own_loss import loss_problems, require_finite
-from runbook.records import Measurement, Reason
+from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE
-from runbook.stats.steady import FEWEST_ROWS
+from runbook.stats.outside import outside_plateau
+from runbook.stats.steady import FEWEST_ROWS, memory_plateau
 from runbook.stats.throughput import step_times, warmup_cut
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# With this variable glibc gives every free block of 64 KiB and more back at once.
+_NONE_KEPT = ("MALLOC_MMAP_THRESHOLD_", "65536")
 # Fewer times at which the log grew do not tell how fast it went.
 _FEWEST = 8
 
@@ -141,7 +145,7 @@ def own_accounts(case: Case, name: str) -> Finding:
 
 def own_plateau(case: Case, name: str) -> Finding:
     """Of the resident memory of all its processes together, before its last row: what it saves at
-    its end grows with no step.
+    its end grows with no step. Where glibc keeps no large block that is free, what rises is held.
     """
     launch = case.completed(name)
     samples = processes_of(launch)
@@ -151,8 +155,21 @@ def own_plateau(case: Case, name: str) -> Finding:
     if len(total) < FEWEST_ROWS:
         reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.path("processes"),))
-    ranks = launch.launch.nproc
-    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
+    own = launch.launch.own
+    released = own is not None and _NONE_KEPT in own.env.items()
+    found = projected_plateau(
+        case,
+        total,
+        _memory(launch, 0.0),
+        who="all processes",
+        ranks=launch.launch.nproc,
+        decide=memory_plateau if released else outside_plateau,
+    )
+    if found.outcome is Outcome.PASS:
+        return found
+    reason = f"{found.reason} (the last step is workload.production_steps of the profile)"
+    topic = "rises" if found.outcome is Outcome.INCONCLUSIVE else found.topic
+    return replace(found, reason=reason, topic=topic)
 
 
 def own_memory_limit(case: Case, name: str) -> Finding:
