@@ -95,9 +95,10 @@ def own_learns(case: Case, name: str) -> Finding:
         reason = f"{name}: diverged: the loss {how}"
         return failed(Reason.NOT_LEARNING, reason, measurement=value, topic="diverged", title=title)
     levels = f"from {first.mean():.4g} in the first quarter to {last.mean():.4g} in the last"
-    text = f"the loss went {levels}, noise {noise:.2g}"
     if fell > _ERRORS * noise:
+        text = f"the loss fell by {fell:.4g} from the first quarter to the last, noise {noise:.2g}"
         return passed(text, measurement=value)
+    text = f"the loss went {levels}, noise {noise:.2g}"
     if fell < -_ERRORS * noise:
         return failed(Reason.NOT_LEARNING, f"it rose: {text}", measurement=value)
     text = f"{name}: it is not known to learn: {text}, of which {_ERRORS:g} times would tell"
