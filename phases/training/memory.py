@@ -6,7 +6,7 @@ By the ranks' own word, and as the kernel shows their processes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -97,13 +97,19 @@ def plateau_of(case: Case, rank: RankLog) -> Finding:
 
 
 def projected_plateau(
-    case: Case, mib: pd.Series[float], readings: Measurement, *, who: str, ranks: int = 1
+    case: Case,
+    mib: pd.Series[float],
+    readings: Measurement,
+    *,
+    who: str,
+    ranks: int = 1,
+    decide: Callable[..., Decision] = projected,
 ) -> Finding:
     """Of readings by step, of `ranks` together, each of which has the profile's limit."""
     import numpy as np
 
     limit = case.limit("memory_gib")
-    decision = projected(
+    decision = decide(
         mib.index.to_numpy(dtype=float),
         np.asarray(mib, dtype=np.float64),
         float(case.profile.workload.production_steps),

@@ -6,6 +6,7 @@ It proves nothing by itself. Whatever needs the trainer's contract is SKIPPED an
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, once
@@ -22,25 +23,22 @@ from phases.kit.finding import (
 from phases.kit.measure import against, derived, file_value, log_value, rank_value
 from phases.kit.rows import needs_contract
 from phases.training.memory import projected_plateau
-from runbook.records import Measurement, Reason
+from phases.training.own_loss import loss_problems, require_finite
+from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE
-from runbook.stats.steady import FEWEST_ROWS
+from runbook.stats.outside import outside_plateau
+from runbook.stats.steady import FEWEST_ROWS, memory_plateau
 from runbook.stats.throughput import step_times, warmup_cut
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# Fewer times at which the log grew do not tell how fast it went, nor whether the loss fell.
+# With this variable glibc gives every free block of 64 KiB and more back at once.
+_NONE_KEPT = ("MALLOC_MMAP_THRESHOLD_", "65536")
+# Fewer times at which the log grew do not tell how fast it went.
 _FEWEST = 8
-# Gradient norms that are not finite: fewer, or a smaller share of the rows, are steps that a scaler
-# of fp16 leaves out; so are not those that go on to the end.
-_FEWEST_BAD, _BAD_SHARE = 3, 0.1
-# A loss that fell to this share of the first one may be printed as 0.
-_NEAR_ZERO = 0.01
-# So many standard errors are no noise.
-_ERRORS = 4.0
 
 
 def own_ranks(case: Case, name: str) -> Finding:
@@ -70,7 +68,8 @@ def own_ranks(case: Case, name: str) -> Finding:
 def own_plausible(case: Case, name: str) -> Finding:
     """Can the log be that of this launch: its steps, its loss, its times?"""
     log, launch = case.log(name), case.launch(name)
-    problems = [*_step_problems(log, launch.launch.steps), *_loss_problems(log)]
+    require_finite(case, name, invalid, Reason.NOT_PLAUSIBLE)
+    problems = [*_step_problems(log, launch.launch.steps), *loss_problems(log)]
     seconds = float(log.frame["dt_s"].sum())
     if seconds > launch.result.duration_s + 1.0:
         problems.append(f"its rows came in {seconds:.1f} s of {launch.result.duration_s:.1f} s")
@@ -92,39 +91,6 @@ def _step_problems(log: TrainingLog, planned: int) -> list[str]:
     if last < planned - usual:
         return [f"its log ends at step {last} of {planned}"]
     return []
-
-
-def _loss_problems(log: TrainingLog) -> list[str]:
-    losses = log.frame["loss"]
-    if not bool((abs(losses) < math.inf).all()):
-        return ["its loss is not finite in every row"]
-    if len(losses) >= 3 and losses.nunique() == 1:
-        return [f"its loss is {losses.iloc[0]:g} in each of {len(losses)} rows"]
-    zeros = log.frame["zeros"]
-    before = losses[(zeros > 0).cummax().eq(other=False)]
-    # One that comes near 0 may be rounded to it.
-    if zeros.any() and len(before) and before.iloc[-1] > _NEAR_ZERO * before.iloc[0]:
-        step = int(log.frame.loc[zeros > 0, "step"].iloc[0])
-        return [
-            f"its loss is exactly 0 in {int(zeros.sum())} rows, the first at step {step} after "
-            f"{before.iloc[-1]:.4g}: some trainers print one that is no number so (transformers "
-            "without logging_nan_inf_filter=False)"
-        ]
-    return []
-
-
-def norms_not_finite(log: TrainingLog) -> str:
-    """Gradient norms that are not finite, beyond what the scale of fp16 makes now and then.
-
-    Some trainers print a loss that is no number as 0, and go on.
-    """
-    bad, steps = log.frame["bad_norms"], log.frame["steps"]
-    count = int(bad.sum())
-    if count < _FEWEST_BAD or not (bad.iloc[-1] or count > _BAD_SHARE * int(steps.sum())):
-        return ""
-    first = int(log.frame.loc[bad > 0, "step"].iloc[0])
-    zero = " and prints its loss as 0 there" if int(log.frame["zeros"].sum()) else ""
-    return f"the gradient norm is not finite in {count} rows, the first at step {first}{zero}"
 
 
 def _timed(log: TrainingLog) -> tuple[int, pd.DataFrame]:
@@ -177,29 +143,9 @@ def own_accounts(case: Case, name: str) -> Finding:
     return passed(text, measurement=value)
 
 
-def own_learns(case: Case, name: str) -> Finding:
-    """Is the loss of the last quarter below that of the first by more than its noise?"""
-    log = case.log(name)
-    losses = log.frame["loss"].to_numpy(dtype=float)
-    quarter = len(losses) // 4
-    if quarter < _FEWEST // 2:
-        reason = f"{log.path} has {len(losses)} readings of the loss: too few to tell a trend"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(log.path,))
-    first, last = losses[:quarter], losses[-quarter:]
-    fell = float(first.mean() - last.mean())
-    noise = math.sqrt((first.var(ddof=1) + last.var(ddof=1)) / quarter)
-    value = log_value(log, "loss_fell", fell, "nats")
-    text = f"the loss fell by {fell:.4g} from the first quarter to the last, noise {noise:.2g}"
-    if fell > _ERRORS * noise:
-        return passed(text, measurement=value)
-    if fell < -_ERRORS * noise:
-        return failed(Reason.NOT_LEARNING, f"it rose: {text}", measurement=value)
-    return inconclusive(Reason.UNDECIDED, text, measurement=value)
-
-
 def own_plateau(case: Case, name: str) -> Finding:
     """Of the resident memory of all its processes together, before its last row: what it saves at
-    its end grows with no step.
+    its end grows with no step. Where glibc keeps no large block that is free, what rises is held.
     """
     launch = case.completed(name)
     samples = processes_of(launch)
@@ -209,8 +155,21 @@ def own_plateau(case: Case, name: str) -> Finding:
     if len(total) < FEWEST_ROWS:
         reason = f"memory is known after {len(total)} steps, and {FEWEST_ROWS} are needed"
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, evidence=(launch.path("processes"),))
-    ranks = launch.launch.nproc
-    return projected_plateau(case, total, _memory(launch, 0.0), who="all processes", ranks=ranks)
+    own = launch.launch.own
+    released = own is not None and _NONE_KEPT in own.env.items()
+    found = projected_plateau(
+        case,
+        total,
+        _memory(launch, 0.0),
+        who="all processes",
+        ranks=launch.launch.nproc,
+        decide=memory_plateau if released else outside_plateau,
+    )
+    if found.outcome is Outcome.PASS:
+        return found
+    reason = f"{found.reason} (the last step is workload.production_steps of the profile)"
+    topic = "rises" if found.outcome is Outcome.INCONCLUSIVE else found.topic
+    return replace(found, reason=reason, topic=topic)
 
 
 def own_memory_limit(case: Case, name: str) -> Finding:

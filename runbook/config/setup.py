@@ -147,14 +147,15 @@ class Setup:
     def exports(self) -> dict[str, str]:
         """The variables of every launch that can use them; no NSA_* of a trainer of one's own."""
         chosen = self.profile.variables | dict(self.settings.toggles)
-        if self.profile.own_trainer is None:
-            return chosen
-        return for_own(chosen)
+        own = self.profile.own_trainer
+        return chosen if own is None else {**for_own(chosen), **own.env}
 
     @property
     def sources(self) -> dict[str, str]:
         """Where each of these variables, and each other setting, comes from."""
-        known = dict.fromkeys(self.profile.variables, f"profile {self.profile.name}")
+        own = self.profile.own_trainer
+        names = (*self.profile.variables, *(own.env if own else ()))
+        known = dict.fromkeys(names, f"profile {self.profile.name}")
         return known | dict(self.settings.sources)
 
     @property

@@ -26,7 +26,7 @@ from runbook.launch.end import (
     without_others,
 )
 from runbook.launch.watch import RankWatch
-from runbook.launch.watch.live_status import resident_mib
+from runbook.launch.watch.live_status import held_mib
 from runbook.launch.watch.rank_state import RankState
 from runbook.process.reaper import carriers
 from runbook.records import End, Kind, Launch, LaunchStatus
@@ -73,6 +73,7 @@ class ForeignWatch(RankWatch):
             self.ranks[rank] = RankState(
                 rank=rank,
                 path=self._arrivals,
+                for_all=launch.voices != launch.nproc,
                 changed_at=started_at,
                 phase_since=started_at,
                 phase=Phase.INIT if self._ready else Phase.FIRST_STEP,
@@ -162,9 +163,9 @@ class ForeignWatch(RankWatch):
                 if rank in self.ranks:
                     self.ranks[rank].pid = pid
         for pid, rank in self._known.items():
-            rss = resident_mib(pid)
-            if rss is not None:
-                _write(self._processes, (f"{now:.3f}", step, pid, rank, f"{rss:.1f}"))
+            held = held_mib(pid)
+            if held is not None:
+                _write(self._processes, (f"{now:.3f}", step, pid, rank, f"{held:.1f}"))
 
     def hang(self, found: End, ranks: Sequence[RankState]) -> End:
         """A hang in words that blame no rank, where none told of itself."""
@@ -174,6 +175,8 @@ class ForeignWatch(RankWatch):
         age = time.monotonic() - state.changed_at
         where = f"at step {state.step}" if state.step > 0 else "before its first row"
         cause = f"hang: neither its log nor its console grew for {age:.1f} s {where}"
+        if state.for_all:
+            cause += "; one rank writes for all, so which one hangs is not known"
         return replace(found, cause=cause)
 
 

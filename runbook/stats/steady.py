@@ -246,7 +246,7 @@ def memory_plateau(
     interval = (now + low * ahead, now + high * ahead)
     top = max(before, after)
     # The highest level held for a twentieth of these rows: a short spike cannot hide a leak.
-    first, last = _levels(used[:half]), _levels(used[half:])
+    first, last = levels(used[:half]), levels(used[half:])
     growth = max(after - before, max(last) - max(first))
     faults = []
     if growth > slack:
@@ -309,7 +309,7 @@ def _checked(
     return at, used, ceiling, goal
 
 
-def _levels(used: FloatArray) -> list[float]:
+def levels(used: FloatArray) -> list[float]:
     """The middle of each group of these rows."""
     return [float(np.median(group)) for group in np.array_split(used, GROUPS)]
 
@@ -318,7 +318,7 @@ def _sen_slope(at: FloatArray, used: FloatArray) -> tuple[float, tuple[float, fl
     """Theil-Sen slope in MiB per step and its one-sided 95 % bounds (Sen 1968, no ties)."""
     groups = np.array_split(np.arange(at.size), GROUPS)
     x = np.array([float(at[group].mean()) for group in groups])
-    y = np.array(_levels(used))
+    y = np.array(levels(used))
     left, right = np.triu_indices(x.size, k=1)
     slopes = np.sort((y[right] - y[left]) / (x[right] - x[left]))
     reach = Z_95 * math.sqrt(x.size * (x.size - 1) * (2 * x.size + 5) / 18)

@@ -145,6 +145,7 @@ SILENT = (
 PULSES = {
     "heard": Pulse(alive=2, wanted=2),
     "silent": Pulse(alive=2, wanted=2, silent=SILENT),
+    "one voice": Pulse(alive=1, silent=SILENT[:1]),
     "busy": Pulse(alive=2, wanted=2, busy="checkpoint", busy_s=12.0),
     "ended": Pulse(alive=0, wanted=2),
     "no ranks": Pulse(),
@@ -194,6 +195,8 @@ def test_no_word_is_cut_and_nothing_is_left_out() -> None:
         "stopped; rank 0 too  step 120/300  ranks",
         "2/2",
     ]
+    alone = " ".join(shown(training(PULSES["one voice"]), 80))
+    assert "log and console silent 7 s" in alone and "rank" not in alone
 
 
 def test_without_a_launch_it_says_what_is_done_instead() -> None:

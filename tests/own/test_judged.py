@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from dataclasses import replace
@@ -63,7 +64,11 @@ FAULTS = {
     # Where ranks tell that they live: one that stops.
     "behind": ("ranks_alive", Outcome.FAIL, Reason.MISMATCH),
 }
-SAID = {"die": "https://[redacted]@store ended early", "behind": "rank 0 60, rank 1 40"}
+SAID = {
+    "hang": "which one hangs is not known",
+    "die": "https://[redacted]@store ended early",
+    "behind": "rank 0 60, rank 1 40",
+}
 # How an end is read, and which rows count, is told in test_own_log.py without a launch.
 LONG = {"kill", "memory", "every_rank"}
 
@@ -78,6 +83,9 @@ def test_each_fault_makes_its_check_fail(tmp_path: Path, fault: str) -> None:
     found = judged(profile, launched(profile, tmp_path / "run"))[check]
     assert (found.outcome, found.code) == (outcome, code), found.reason
     assert "hunter22" not in found.reason and SAID.get(fault, "") in found.reason
+    if fault == "hang":  # one voice for all ranks accuses none
+        told = json.loads((tmp_path / "run/baseline/run1/incident.json").read_text("utf-8"))
+        assert [(one["rank"], one["pid"]) for one in told["ranks"]] == [(None, None)]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +123,8 @@ def test_a_loss_that_rises_does_not_learn(tmp_path: Path, fault: str, outcome: O
 
 @pytest.mark.parametrize(
     ("mib_per_step", "check", "code"),
-    [(0.0, "memory_plateau", Reason.OK), (4.0, "memory_plateau", Reason.LEAK),
+    [(0.0, "memory_plateau", Reason.OK), (4.0, "memory_plateau", Reason.UNDECIDED),
+     (8.0, "memory_plateau", Reason.LEAK),
      (0.0, "memory_limit", Reason.OK), (90.0, "memory_limit", Reason.ABOVE_LIMIT)],
 )  # fmt: skip
 def test_memory_of_its_processes_that_grows_is_a_leak(

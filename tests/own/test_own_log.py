@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from runbook.folder.launch.own_log import RowReader, last_steps, read_own_log
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.inputs import build_environment
 from runbook.launch.observer import Observer
-from runbook.launch.watch.live_status import LiveStatus
+from runbook.launch.watch.live_status import LiveStatus, held_mib, resident_mib
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.events import Pulse
 from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
@@ -261,3 +263,28 @@ def test_a_rank_whose_own_heartbeats_are_not_there_has_no_last_step(tmp_path: Pa
     told = '{"at": 3}\n{"at": 7}\n{"at": null}\n'
     (tmp_path / OWN_FOLDER / "alive_0.jsonl").write_text(told)
     assert last_steps(tmp_path, trainer, 2) == {0: 7, 1: None}
+
+
+def test_pages_of_a_mapped_file_are_not_held(tmp_path: Path) -> None:
+    """As a trainer has them that reads its tokens by np.memmap; 64 MiB of its own it holds."""
+    data = tmp_path / "train.bin"
+    data.write_bytes(bytes(64 * 2**20))
+    script = (
+        "import mmap, sys; file = open(sys.argv[1], 'rb')\n"
+        "pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
+        "read = sum(pages[::4096])\n"
+        "own = b'x' * (64 * 2**20) if sys.argv[2] == 'own' else b''\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+    )
+    found = {}
+    for what in ("file", "own"):
+        words = [sys.executable, "-c", script, str(data), what]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with subprocess.Popen(words, text=True, **pipes) as process:
+            assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            found[what] = (resident_mib(process.pid) or 0.0, held_mib(process.pid) or 0.0)
+            process.communicate()
+    resident, held = found["file"]
+    assert resident > 64 and 1 < held < 40
+    assert found["own"][1] - held == pytest.approx(64, abs=4)
+    assert held_mib(2**22 + 1) is None

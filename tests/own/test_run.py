@@ -55,6 +55,7 @@ def _made(folder: Path) -> tuple[Path, list[str]]:
     # One launch of one phase is enough here.
     document["phases"]["baseline"] |= {"launches": 1, "steps": 60}
     document["required"] = [f"baseline.{name}" for name in _CHECKS]
+    document["trainer"]["env"] = {"TOKENIZERS_PARALLELISM": "false"}
     path.write_text(yaml.safe_dump(document), "utf-8")
     ran = runbook(folder, "run", "--profile", "./counting.yaml", "--phase", "baseline")
     return folder, [str(ran.returncode), ran.stdout, ran.stderr]
@@ -131,6 +132,7 @@ def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> 
     record = json.loads(next((made[0] / "artifacts").glob("*/run.json")).read_text("utf-8"))
     assert record["phases"][0]["launches"][0]["launch"]["own"]["name"] == "counting"
     assert not [name for name in record["exports"] if name.startswith("NSA_")]
+    assert record["exports"]["TOKENIZERS_PARALLELISM"] == "false", "what a GO was given for"
     assert "NSA_" not in out
 
 

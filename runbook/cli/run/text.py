@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
@@ -23,7 +23,7 @@ from runbook.records import (
     PhaseRecord,
     RunRecord,
 )
-from runbook.records.events import Forecast, Pulse, SilentRank
+from runbook.records.events import Forecast, Pulse
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
 from runbook.text import how_many, in_one_line
 
@@ -235,16 +235,17 @@ def percent(share: float) -> str:
     return f"{int(100 * min(share, _MOST))} %"
 
 
-def silence_text(silent: Sequence[SilentRank]) -> str:
-    """`rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too`."""
-    if not silent:
+def silence_text(pulse: Pulse) -> str:
+    """`rank 1 silent 7 s (usual 0.3 s), stopped; rank 0 too`; of a launch, where no rank tells."""
+    if not pulse.silent:
         return ""
-    first, *others = silent
+    first, *others = pulse.silent
     usual = f" (usual {first.usual_s:.1f} s)" if first.usual_s is not None else ""
     state = f", {first.state}" if first.state else ""
     too = f"; rank {', '.join(str(one.rank) for one in others)} too" if others else ""
     silence = duration_text(round(first.silent_s))
-    return f"rank {first.rank} silent {silence}{usual}{state}{too}"
+    who = f"rank {first.rank}" if pulse.wanted else "log and console"
+    return f"{who} silent {silence}{usual}{state}{too}"
 
 
 @dataclass(kw_only=True)
@@ -299,7 +300,7 @@ class Progress:
         if not self.launch:
             return [f"collecting and judging, {duration_text(round(now - self.since))}"]
         step = f"step {self.step}/{self.total}" if self.total and self.step else ""
-        words = [silence_text(self.pulse.silent), step]
+        words = [silence_text(self.pulse), step]
         if self.pulse.busy:
             word = _BUSY.get(Phase(self.pulse.busy), self.pulse.busy)
             words.append(f"{word}, {duration_text(round(self.pulse.busy_s))}")

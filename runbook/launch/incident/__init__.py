@@ -190,16 +190,24 @@ def read_outside(run_dir: Path, state: RankState) -> Path | None:
     return path
 
 
+def _process_of(state: RankState) -> dict[str, int | str | None]:
+    if state.for_all:
+        return dict.fromkeys(("rank", "pid", "process_state"))
+    now = state.process_state if state.died_at is None else "gone"
+    return {"rank": state.rank, "pid": state.pid, "process_state": now}
+
+
 def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path:
-    """Write `incident.json`: the cause, and of each rank its state and last heartbeats."""
+    """Write `incident.json`: the cause, and of each rank its state and last heartbeats.
+
+    One voice for all ranks has no rank and no process of its own.
+    """
     document = {
         "schema_version": 1,
         "cause": cause,
         "ranks": [
             {
-                "rank": state.rank,
-                "pid": state.pid,
-                "process_state": state.process_state if state.died_at is None else "gone",
+                **_process_of(state),
                 "silent_s": round(time.monotonic() - state.changed_at, 3),
                 "phase": state.phase,
                 "step": state.step,

@@ -28,6 +28,8 @@ from runbook.records.events import Pulse, SilentRank
 _SHM = Path("/dev/shm")  # noqa: S108 - what is there is counted, nothing is written
 _BLOCK_BYTES, _MIB = 512, 1 << 20
 _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / _MIB
+# Of resident memory what belongs to no file: its own, and that of /dev/shm.
+_HELD = ("RssAnon:", "RssShmem:")
 
 
 class ResourceLog:
@@ -88,6 +90,18 @@ def resident_mib(pid: int) -> float | None:
     except (OSError, ValueError, IndexError):
         return None
     return pages * _PAGE_MIB or None
+
+
+def held_mib(pid: int) -> float | None:
+    """Of the same what the process holds: without the pages of files that it has mapped, which the
+    kernel takes back at need, and of which a reader of a large file has ever more.
+    """
+    try:
+        words = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").split()
+    except OSError:
+        return None
+    held = [int(words[words.index(name) + 1]) for name in _HELD if name in words]
+    return sum(held) / 1024 or None
 
 
 def _children(threads: Iterable[Path]) -> int:

@@ -124,11 +124,12 @@ class RankState:
 
     `step` is the last one said, `last_step` the last one of the training itself; `mono` and `ts`
     are the rank's own clocks. `away_s`: so long was the harness away before the rank's first word
-    or after its last.
+    or after its last. `for_all`: it is the one voice of a launch of several ranks.
     """
 
     rank: int
     path: Path
+    for_all: bool = False
     event: str = ""
     phase: str = Phase.INIT
     step: int = 0
