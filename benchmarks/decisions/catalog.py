@@ -47,9 +47,10 @@ from runbook.stats.launches import (
     meets_target,
     scaling,
 )
+from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import regression
 from runbook.stats.plans import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN
-from runbook.stats.steady import memory_plateau, steady
+from runbook.stats.steady import steady
 
 # What the shipped profiles launch on each side; more than that only if a profile asks for it.
 _PAIRED = load_profile("a100x2_pcie4").phases["single_gpu"]

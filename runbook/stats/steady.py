@@ -1,16 +1,14 @@
-"""Is a run steady: does its speed stay where it was, without pauses, and its memory?"""
+"""Is a run steady: does its speed stay where it was, without pauses?"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from runbook.errors import UsageError
 from runbook.stats.decision import Decided, Decision, Detail, FloatArray, between, positive, too_few
 from runbook.stats.pairs import t_quantile, t_upper_tail
 from runbook.stats.throughput import MAD_TO_SIGMA, warmup_cut
@@ -190,137 +188,3 @@ def _change_point(levels: FloatArray, factor: float) -> tuple[int, float, float]
     best = int(np.argmax(t))
     p = min(1.0, 2 * t_upper_tail(float(t[best]), count - 2) * splits.size)
     return int(splits[best]), math.expm1(right[best] - left[best]), p
-
-
-# At least one row for each group in the last half.
-FEWEST_ROWS = 40
-GROUPS = 20
-SLACK_MIB = 64.0
-SLACK_SHARE = 0.002
-# A leak goes on: each group of the last half, but for two, lies above the one before, and by the
-# slope's lower bound memory is so many times what is held now at the last step of production. In 22
-# healthy launches on a CPU (44 halves) no rank rose more than 10 times, nor came to 3.5 times.
-STEADY_RISES = GROUPS - 3
-STEADY_FACTOR = 4.0
-# One-sided; Z_95 is its point of the normal distribution.
-Z_95 = 1.6449
-
-
-def memory_plateau(
-    steps: Sequence[float] | FloatArray,
-    mib: Sequence[float] | FloatArray,
-    project_to_step: float,
-    limit: float,
-) -> Decision:
-    """Has the memory of one process reached its plateau?
-
-    Args:
-        steps: step numbers, rising.
-        mib: memory at the end of each of these steps, MiB.
-        project_to_step: last step of the production run that this run stands for.
-        limit: most memory that the production run may take, MiB.
-
-    Returns:
-        FAIL if the last half sets a new high-water mark of more than max(64 MiB, 0.2 %) above
-        that of the first half (of single rows, or of the median of a twentieth of them, so
-        that a short spike cannot hide a leak), if the limit is already passed, if even the
-        lower bound of the projection passes it, or, whatever the limit, if memory rises in
-        17 of 19 parts of the last half and that bound is 4 times what is held now. PASS if none
-        of this is so and the upper bound stays within the limit. Else, and below 40 rows,
-        INCONCLUSIVE. The projection continues the robust slope (Theil-Sen over medians of groups
-        of the last half, bounds after Sen at one-sided 95 %). `estimate` is the projected memory.
-
-    Raises:
-        UsageError: values that are not positive numbers, lengths differ, steps do not rise.
-    """
-    at, used, ceiling, goal = _checked(steps, mib, project_to_step, limit)
-    if at.size < FEWEST_ROWS:
-        return too_few(at.size, "rows", FEWEST_ROWS, error=ERROR, unit="MiB")
-    half = at.size // 2
-    before, after = float(used[:half].max()), float(used[half:].max())
-    slack = max(SLACK_MIB, SLACK_SHARE * before)
-    slope, (low, high) = _sen_slope(at[half:], used[half:])
-    now = float(np.median(used[-(at.size // GROUPS) :]))
-    ahead = max(goal - float(at[-1]), 0.0)
-    estimate = now + slope * ahead
-    interval = (now + low * ahead, now + high * ahead)
-    top = max(before, after)
-    # The highest level held for a twentieth of these rows: a short spike cannot hide a leak.
-    first, last = levels(used[:half]), levels(used[half:])
-    growth = max(after - before, max(last) - max(first))
-    faults = []
-    if growth > slack:
-        faults.append(
-            f"new high-water mark in the last half: {growth:+.0f} MiB, allowed {slack:.0f} MiB"
-        )
-    if top > ceiling:
-        faults.append(f"{top:.0f} MiB were already used, limit {ceiling:.0f} MiB")
-    elif max(interval[0], top) > ceiling:
-        faults.append(
-            f"reaches {interval[0]:.0f} MiB or more by step {goal:g}, limit {ceiling:.0f} MiB"
-        )
-    rises = sum(later > one for one, later in pairwise(last))
-    if rises >= STEADY_RISES and interval[0] > STEADY_FACTOR * now:
-        faults.append(
-            f"grows in {rises} of {GROUPS - 1} parts of the last half: at least "
-            f"{interval[0] / now:.1f} times what is held now by step {goal:g}"
-        )
-    details: dict[str, Detail] = {
-        "high_water_first_half_mib": before,
-        "high_water_last_half_mib": after,
-        "slack_mib": slack,
-        "slope_mib_per_step": slope,
-    }
-    trend = f"{slope:+.3g} MiB/step, {estimate:.0f} MiB by step {goal:g}"
-    if faults:
-        outcome, says = Decided.FAIL, "; ".join([*faults, trend])
-    elif interval[1] <= ceiling:
-        outcome, says = Decided.PASS, f"no new high-water mark; {trend}, limit {ceiling:.0f} MiB"
-    else:
-        outcome = Decided.INCONCLUSIVE
-        most = f"up to {interval[1]:.0f} MiB is possible, limit {ceiling:.0f} MiB"
-        says = f"{trend}, but {most}; run longer"
-    return Decision(
-        outcome=outcome,
-        estimate=estimate,
-        interval=interval,
-        error_rate=ERROR,
-        n=at.size,
-        unit="MiB",
-        reason=says,
-        details=details,
-    )
-
-
-def _checked(
-    steps: Sequence[float] | FloatArray,
-    mib: Sequence[float] | FloatArray,
-    project_to_step: float,
-    limit: float,
-) -> tuple[FloatArray, FloatArray, float, float]:
-    used = positive("mib", mib, unit="MiB")
-    ceiling = float(positive("limit", [limit], unit="MiB")[0])
-    goal = float(positive("project_to_step", [project_to_step], unit="steps")[0])
-    at = np.asarray(steps, dtype=np.float64)
-    if not (np.isfinite(at).all() and (np.diff(at) > 0).all()):
-        wrong = np.flatnonzero(~(np.diff(at) > 0))
-        where = f" after position {wrong[0]}" if wrong.size else ""
-        raise UsageError(f"steps do not rise{where}; allowed: finite, strictly rising numbers")
-    return at, used, ceiling, goal
-
-
-def levels(used: FloatArray) -> list[float]:
-    """The middle of each group of these rows."""
-    return [float(np.median(group)) for group in np.array_split(used, GROUPS)]
-
-
-def _sen_slope(at: FloatArray, used: FloatArray) -> tuple[float, tuple[float, float]]:
-    """Theil-Sen slope in MiB per step and its one-sided 95 % bounds (Sen 1968, no ties)."""
-    groups = np.array_split(np.arange(at.size), GROUPS)
-    x = np.array([float(at[group].mean()) for group in groups])
-    y = np.array(levels(used))
-    left, right = np.triu_indices(x.size, k=1)
-    slopes = np.sort((y[right] - y[left]) / (x[right] - x[left]))
-    reach = Z_95 * math.sqrt(x.size * (x.size - 1) * (2 * x.size + 5) / 18)
-    low, high = math.floor((slopes.size - reach) / 2), math.ceil((slopes.size + reach) / 2)
-    return float(np.median(slopes)), (float(slopes[low]), float(slopes[high]))

@@ -11,7 +11,8 @@ from scipy import stats
 
 from runbook.errors import UsageError
 from runbook.stats.decision import Decided, Decision, FloatArray, Pace, pace_of, unless_disturbed
-from runbook.stats.steady import memory_plateau, stall_period, stall_share, steady
+from runbook.stats.memory import memory_plateau
+from runbook.stats.steady import stall_period, stall_share, steady
 
 
 def run_of(levels: FloatArray, size: int = 10) -> FloatArray:

@@ -22,8 +22,9 @@ from runbook.records.evidence import TrainingLog
 from runbook.stats.arms import complete_rounds
 from runbook.stats.decision import Decided
 from runbook.stats.launches import scaling
+from runbook.stats.memory import memory_plateau
 from runbook.stats.pairs import non_inferiority
-from runbook.stats.steady import memory_plateau, stall_share, steady
+from runbook.stats.steady import stall_share, steady
 from runbook.stats.throughput import (
     StatisticsError,
     WindowTooShort,

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from runbook.stats.decision import Decided, Decision
-from runbook.stats.outside import outside_plateau
-from runbook.stats.steady import memory_plateau
+from runbook.stats.memory import memory_plateau, outside_plateau
 
 # Two ranks of a plain DistributedDataParallel script on CPUs, MiB together, as measured. The bytes
 # in use kept level, and malloc_trim(0) gave all of the rise back.
