@@ -63,7 +63,11 @@ FAULTS = {
     # Where ranks tell that they live: one that stops.
     "behind": ("ranks_alive", Outcome.FAIL, Reason.MISMATCH),
 }
-SAID = {"die": "https://[redacted]@store ended early", "behind": "rank 0 60, rank 1 40"}
+SAID = {
+    "die": "https://[redacted]@store ended early",
+    "behind": "rank 0 60, rank 1 40",
+    "too_fast": "by our clock: dt_s is a wrong column (perhaps a running mean)",
+}
 # How an end is read, and which rows count, is told in test_own_log.py without a launch.
 LONG = {"kill", "memory", "every_rank"}
 

@@ -155,7 +155,7 @@ def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
     if caveats := departures(profile, args.setup.settings):
         yield f"differs  {', '.join(caveats)}: the verdict's first line will say so"
     yield from (f"set      {text}" for text in args.told)
-    if text := dropped(os.environ):  # what of this shell no launch gets
+    if text := dropped(os.environ, profile.own_trainer):  # what of this shell no launch gets
         yield f"without  {text}"
     yield from (f"guard    {text}" for text in _guard(args.setup))
     yield f"folder   {args.out}/<UTC time>-<commit>/"
