@@ -218,7 +218,7 @@ _SECRET_NAME = re.compile(
     r"|(?:^|_)(?:API[_-]?KEY|ACCESS_?KEY|KEY|PWD|PASS|PIN|SESSION|CERT)(?:$|_)|APIKEY",
     re.IGNORECASE,
 )
-# Names that match the pattern and are none: shell folders, the run's own token, public certificates.
+# Names that match the pattern and are none: of shells, of certificates, and the run's own token.
 _HARMLESS = frozenset(
     {"PWD", "OLDPWD", RUN_TOKEN_VARIABLE, "XAUTHORITY", "SSL_CERT_FILE", "SSL_CERT_DIR"}
 )

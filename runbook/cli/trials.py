@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _HEAD = """\
 # How {name} is started and where its numbers stand, guessed from a probe of {steps} steps.
-# What each key means: docs/your-trainer.md. What it does not say is {base}'s.
+# What each key means: {page}. What it does not say is {base}'s.
 """
 
 
@@ -84,7 +84,7 @@ def init(args: argparse.Namespace, console: Console) -> int:
 
     from runbook.config.load import load_profile
     from runbook.config.precedence import dropped
-    from runbook.files import make_new_dir, utc_stamp, write_atomic
+    from runbook.files import make_new_dir, page, utc_stamp, write_atomic
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
     from runbook.machine.gpu import detect_profile
@@ -117,7 +117,7 @@ def init(args: argparse.Namespace, console: Console) -> int:
             stop=stop,
         )
     document = document_of(probe, base=base, ranks=ranks)
-    head = _HEAD.format(name=name, steps=args.steps, base=base)
+    head = _HEAD.format(name=name, steps=args.steps, base=base, page=page("your-trainer"))
     write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
     told = [
         *probe.notes,

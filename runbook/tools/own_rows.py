@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from runbook.errors import UsageError
-from runbook.files import LARGEST_TABLE_BYTES, read_bytes, shipped_data
+from runbook.files import LARGEST_TABLE_BYTES, page, read_bytes, shipped_data
 from runbook.folder import CONSOLE_LOG, OWN_FOLDER
 from runbook.folder.facts import redact_text
 from runbook.folder.launch.documents import read_console
@@ -149,7 +149,7 @@ def _needs(run_dir: Path) -> Iterator[str]:
         yield f"it printed: {in_one_line(redact_text(without_colors(shown)).strip())[:_SHOWN_LINE]}"
     yield (
         f"a line such as `step 12/300 loss 4.66` is read, and so is a .csv or .jsonl below {OUT} "
-        "with step and loss, for each step or every few"
+        f"with step and loss, for each step or every few ({page('your-trainer')} has an adapter)"
     )
     yield (
         r"any other line by --pattern (log.pattern of a profile), such as "

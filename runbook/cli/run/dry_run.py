@@ -17,7 +17,7 @@ from runbook.console import Console
 from runbook.engine.plan.prepare import Needs, needs_of
 from runbook.engine.plan.progress import Estimate, estimate, pace_of_the_go
 from runbook.engine.scope import departures
-from runbook.files import typed_here
+from runbook.files import page, typed_here
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
 from runbook.records.measurement import duration_text
@@ -96,7 +96,7 @@ def _why_none(phase: Phase, setup: Setup) -> str:
     """Why a phase plans no launch; empty where nothing keeps it from one."""
     why = phase.excluded(setup.context({}))
     if not why and setup.profile.own_trainer and not phase.collects:
-        why = "all that it asks needs the trainer's contract (docs/trainer-contract.md)"
+        why = f"all that it asks needs the trainer's contract ({page('trainer-contract')})"
     return f": {why}" if why else ""
 
 
