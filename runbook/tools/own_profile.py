@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, StopRequest, run_launch
+from runbook.launch.command import OURS
 from runbook.launch.end import last_words
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -129,7 +131,7 @@ def run_probe(
             launch, LaunchOptions(run_root=folder, observer=observer, stop=stop, retry=False)
         )
         if result.status is not LaunchStatus.COMPLETED:
-            raise UsageError(_bad_end(result, folder / name))
+            raise UsageError(_bad_end(result, folder / name, launch.argv[0]))
         return read_launch(folder, launch, result)
 
     run("found", trainer)
@@ -137,11 +139,14 @@ def run_probe(
     return _measured(said, run("read", trainer.model_copy(update={"log": log})))
 
 
-def _bad_end(result: LaunchResult, run_dir: Path) -> str:
+def _bad_end(result: LaunchResult, run_dir: Path, program: str) -> str:
     console = run_dir / CONSOLE_LOG
-    said = last_words(read_console(console)[0])
-    how = result.status.words
-    return f"the probe {how}: {result.cause or said}; what it printed is in {console}"
+    lines, _ = read_console(console)
+    said = f"{result.status.words}: {result.cause or last_words(lines)}"
+    text = f"the probe {said}; what it printed is in {console}"
+    if program not in OURS or not any("No module named" in line for line in lines):
+        return text
+    return f"{text}; {program} was {sys.executable}: a path, /VENV/bin/{program}, takes another"
 
 
 def _measured(said: str, evidence: LaunchEvidence) -> Probe:

@@ -16,7 +16,7 @@ from runbook.cli.trials import guessed
 from runbook.folder.manifest import check_manifest
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from tests.executed import note
-from tests.own.runs import COUNTING
+from tests.own.runs import COUNTING, document
 from tests.shared import once
 
 # An import of torch is an error here, as where it is not installed.
@@ -156,6 +156,29 @@ def test_reading_needs_no_torch(made: tuple[Path, list[str]], words: list[str], 
     assert "torch" not in told.stderr
 
 
+def test_what_is_next_is_told_once(made: tuple[Path, list[str]]) -> None:
+    told = runbook(made[0]).stdout
+    assert told.count("runbook verify ") == 1 and told.count("runbook report ") == 1, told
+
+
+def test_its_command_can_be_pasted(made: tuple[Path, list[str]]) -> None:
+    details = runbook(made[0], "report", "--format", "details").stdout
+    assert "By hand, where the run was started, with a new folder `out` each time:" in details
+    assert re.search(r"counting\.py --ranks 2 --steps 60 --out .?out.?$", details, re.MULTILINE)
+    assert "from a checkout of this commit" not in details
+
+
+def test_what_crashes_in_one_phase_is_not_started_in_the_next(tmp_path: Path) -> None:
+    (tmp_path / "counting.yaml").write_text(yaml.safe_dump(document("die")))
+    words = ("run", "--profile", "./counting.yaml", "--phase", "baseline,long_run")
+    told = runbook(tmp_path, *words)
+    assert told.returncode == 1, told.stdout + told.stderr
+    cause = "long_run/run is not started: baseline/run1 is the same command and ended badly"
+    assert cause in told.stderr
+    # It trained for 29 steps, and nobody knows more of what it ran on.
+    assert "(no training finished; function only" in told.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
@@ -197,6 +220,10 @@ AT_ONCE = r'print("\n".join(f"step {i} loss {9 - i / {steps}}" for i in range({s
         (["--trainer", "python -c 'raise SystemExit({steps})'"], "the probe crashed"),
         (["--trainer", "no_such_program {steps}"], "the probe crashed"),
         (["--trainer", "sleep {steps}", "--within", "1"], "the probe timed out"),
+        (
+            ["--trainer", "python -m no_such_module {steps}"],
+            f"; python was {sys.executable}: a path, /VENV/bin/python, takes another",
+        ),
         (["--trainer", "python t.py", "--env", "FOO"], "--env 'FOO': expected NAME=VALUE"),
         (["--trainer", "t {steps}", "--env", "NSA_X=1"], "env: NSA_X cannot be set"),
         (["--trainer", "t {steps}", "--pattern", "("], "pattern is no regular expression"),
