@@ -84,7 +84,7 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
     exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (of the
     phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 
-    pages (docs/NAME.md): DOCS
+    pages (docs/*.md): DOCS
 
     completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])
     """
