@@ -5,6 +5,7 @@ Everything is taken from the record.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -346,7 +347,7 @@ def _key_number(
 
 
 def _percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
+    return "-" if math.isnan(value) else f"{100 * value:.3g} %"
 
 
 def _number(value: float | str | bool | None, key: _Key) -> str:

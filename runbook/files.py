@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -154,19 +153,19 @@ def utc_seconds(text: str) -> float:
         return 0.0
 
 
-DATA_FOLDERS = ("templates", "configs")
+DATA_FOLDERS = ("templates", "configs", "docs")
 
 
 def data_path(name: str) -> Path:
-    """Return the folder `templates` or `configs`.
+    """Return the folder `templates`, `configs` or `docs`.
 
-    An installed wheel carries both under `runbook/_data/`; a checkout has them at its top, which
+    An installed wheel carries them under `runbook/_data/`; a checkout has them at its top, which
     counts only if `pyproject.toml` sits beside them, so that a stray folder of the same name in
     site-packages is never taken. Raises `RunbookError` if the folder is in neither place.
     """
     if name not in DATA_FOLDERS:
         raise RunbookError(f"no data folder {name!r}{choice_for(name, DATA_FOLDERS)}")
-    package = Path(str(files("runbook")))
+    package = Path(__file__).parent
     shipped = package / "_data" / name
     if shipped.is_dir():
         return shipped
@@ -177,6 +176,11 @@ def data_path(name: str) -> Path:
         f"the data folder {name!r} is missing: looked for {shipped} and {checkout / name}; "
         "install the package again"
     )
+
+
+def page(name: str) -> str:
+    """Where this page of the documentation is, as one would type it here."""
+    return near(data_path("docs") / f"{name}.md")
 
 
 def shipped_data(name: str) -> Any:

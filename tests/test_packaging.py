@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -16,11 +17,13 @@ import yaml
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
+from runbook.files import page
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
 RECIPE = (ROOT / "Containerfile").read_text(encoding="utf-8")
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, TOOL = PYPROJECT["project"], PYPROJECT["tool"]
 
 
 def step(name: str) -> dict[str, Any]:
@@ -66,6 +69,30 @@ def test_inputs_reach_the_program_as_they_are_and_its_exit_code_the_job(
         "--partial-exit", "4", "--out", "artifacts", "--output-format", "github",
     ]  # fmt: skip
     assert parse_all(COMMANDS[words[0]].parser(), words[1:])[1] == []
+
+
+def test_every_page_that_the_program_names_is_in_the_wheel() -> None:
+    """Comments are for a checkout: of a module the words that it prints, of the playbook all."""
+    named = set(re.findall(r"docs/([\w-]+)\.md", (ROOT / "phases/kit/playbook.yaml").read_text()))
+    for path in (
+        one for name in ("runbook", "phases", "reports") for one in ROOT.glob(f"{name}/**/*.py")
+    ):
+        tree = ast.parse(path.read_text("utf-8"))
+        modules = {ast.get_docstring(tree, clean=False)}
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value not in modules
+            ):
+                named |= set(re.findall(r"docs/([\w-]+)\.md", node.value))
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "page":
+                named.add(ast.literal_eval(node.args[0]))
+    wheel = TOOL["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    pages = {Path(path).stem: place for path, place in wheel.items() if path.startswith("docs/")}
+    assert pages.keys() == named
+    assert set(pages.values()) == {f"runbook/_data/docs/{name}.md" for name in named}
+    assert all(Path(page(name)).samefile(ROOT / f"docs/{name}.md") for name in named)
 
 
 def test_the_action_installs_with_a_script_that_is_there() -> None:

@@ -218,8 +218,10 @@ _SECRET_NAME = re.compile(
     r"|(?:^|_)(?:API[_-]?KEY|ACCESS_?KEY|KEY|PWD|PASS|PIN|SESSION|CERT)(?:$|_)|APIKEY",
     re.IGNORECASE,
 )
-# Names that match the pattern and are none: shell folders, and the run's own token.
-_HARMLESS = frozenset({"PWD", "OLDPWD", RUN_TOKEN_VARIABLE, "XAUTHORITY"})
+# Names that match the pattern and are none: of shells, of certificates, and the run's own token.
+_HARMLESS = frozenset(
+    {"PWD", "OLDPWD", RUN_TOKEN_VARIABLE, "XAUTHORITY", "SSL_CERT_FILE", "SSL_CERT_DIR"}
+)
 # Shapes that are secrets whatever the variable is called.
 SECRET_SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|gh[pousr]_[A-Za-z0-9]{8,}|github_pat_\w{20,}|glpat-[\w-]{8,}"

@@ -233,7 +233,7 @@ def rate_table(case: Case, rated: Sequence[Rated], *, title: str, column: str = 
         own = partial(own_rate, case, name) if case.profile.own_trainer else None
         rate = optional(own or partial(effective_rate, log, arm=arm)) if log else None
         spread = None if last is None or last.stdev is None else round(last.stdev, 1)
-        window = str(last.window) if last else "fewer than 50 steps"
+        window = str(last.window) if last else f"fewer than 50 {'rows' if own else 'steps'}"
         source = log.path if log else "no evidence"
         rows.append((label, cell(last), spread, window, cell(rate), source))
     columns = (column, "last-50 mean", "last-50 stdev", "window", "tokens / time", "source")

@@ -27,7 +27,7 @@ from phases.training.own_loss import loss_problems, require_finite
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
-from runbook.records.own_trainer import OWN_PACE_TOLERANCE
+from runbook.records.own_trainer import OWN_PACE_TOLERANCE, PACE
 from runbook.stats.memory import FEWEST_ROWS, memory_plateau, outside_plateau
 from runbook.stats.throughput import step_times, warmup_cut
 
@@ -137,7 +137,13 @@ def own_accounts(case: Case, name: str) -> Finding:
     value = log_value(log, "clock_ratio", ratio, "")
     text = f"{name}: the steps took {told:.2f} s by its own pace, {seen:.2f} s by our clock"
     if abs(ratio - 1.0) > OWN_PACE_TOLERANCE:
-        reason = f"{text}: a wrong column, wrong tokens of a step, or long pauses between steps"
+        own = case.launch(name).launch.own
+        by = next((one for one in PACE if own and one in own.log.names), "the pace")
+        reason = (
+            f"{text}: {by} is a wrong column (perhaps a running mean), or a wrong number of tokens "
+            f"of a step, or the pauses between steps are long; without {by} in the profile's "
+            "trainer.log, and without accounts in its required, nobody asks for it"
+        )
         return invalid(Reason.UNBALANCED, reason, measurement=value)
     return passed(text, measurement=value)
 

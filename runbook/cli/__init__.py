@@ -24,6 +24,7 @@ from runbook.cli._runs import print_next
 from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant
+from runbook.files import data_path, near
 
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
@@ -83,6 +84,8 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
     exit codes of `runbook run`: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (of the
     phases asked for), 70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
 
+    pages (docs/*.md): DOCS
+
     completion: eval "$(register-python-argcomplete runbook)" (nsa-runbook[completion])
     """
     # Every command in one line, in its group.
@@ -90,7 +93,11 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
         "\n".join([f"{title}:", *(f"  {one.name:<{_WIDTH}}  {one.help}" for one in commands)])
         for title, commands in groups.items()
     ]
-    return cleandoc(docstring(overview)).replace("COMMANDS", "\n\n".join(blocks), 1)
+    told = {"COMMANDS": "\n\n".join(blocks), "DOCS": near(data_path("docs"))}
+    text = cleandoc(docstring(overview))
+    for mark, said in told.items():
+        text = text.replace(mark, said, 1)
+    return text
 
 
 def named(name: str, commands: Mapping[str, Command]) -> Command:

@@ -215,10 +215,11 @@ def _finished(folder: Path) -> Found:
         verify = (f"runbook verify {name}", "names every file that is damaged")
         return Found(run=f"{folder}: its {RECORD_FILE} {why}", next=(verify,))
     report = (f"runbook report {name}", "every check, with evidence and remedy")
+    told = [*_following(record), report]
     return Found(
         run=f"{folder}: {record.headline}",
         detail=record.reasons[0] if record.reasons else "",
-        next=(*_following(record), report, *_besides(record, name)),
+        next=(*told, *(one for one in _besides(record, name) if one[0] not in dict(told))),
     )
 
 

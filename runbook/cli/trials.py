@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -21,17 +22,18 @@ if TYPE_CHECKING:
 
 _HEAD = """\
 # How {name} is started and where its numbers stand, guessed from a probe of {steps} steps.
-# What each key means: docs/your-trainer.md. What it does not say is {base}'s.
+# What each key means: {page}. What it does not say is {base}'s.
 """
 
 
 def _init_problems(args: argparse.Namespace) -> list[str]:
     given = [one for one in (args.tokens_per_rank, args.tokens_per_step) if one is not None]
+    odd = [f"--env {one!r}: expected NAME=VALUE" for one in args.env if "=" not in one]
     wanted = (
         "one of --tokens-per-rank and --tokens-per-step is needed: of one rank, sequences of a "
         "micro-batch x tokens of a sequence x accumulation (samples, if it has no tokens)"
     )
-    return [] if len(given) == 1 or (args.misread and not given) else [wanted]
+    return odd if len(given) == 1 or (args.misread and not given) else [*odd, wanted]
 
 
 @command(
@@ -41,6 +43,7 @@ def _init_problems(args: argparse.Namespace) -> list[str]:
         "profile": "auto",
         "steps": {"type": whole_type(at_least=5), "default": 30},
         "within": {"type": number_type(above=0), "default": 120.0},
+        "env": {"action": "append", "default": []},
     },
     problems=_init_problems,
 )
@@ -54,8 +57,9 @@ def init(args: argparse.Namespace, console: Console) -> int:
       --trainer COMMAND  the command as you type it, in quotes; its steps, ranks and output folder
           are found by their usual flags, or where you put {steps}, {ranks}, {out} (default: none,
           needed)
-      --tokens-per-rank N  tokens (or samples) that one rank reads in one optimizer step
-          (default: none; this or --tokens-per-step is needed)
+      --tokens-per-rank N  tokens (or samples) that one rank reads in one optimizer step: sequence
+          length x batch of one rank x accumulation (default: none; this or --tokens-per-step is
+          needed)
       --tokens-per-step N  tokens of all ranks together, where the batch does not grow with them
           (default: none)
       --name NAME         what to call it (default: after its script)
@@ -63,6 +67,10 @@ def init(args: argparse.Namespace, console: Console) -> int:
       --ranks N           ranks (default: the profile's)
       --steps N           steps of each of its two starts (default: 30)
       --within SECONDS    seconds that one start may take (default: 120)
+      --env NAME=VALUE    a variable of every launch, which gets few of this shell's; repeatable
+          (default: none)
+      --pattern REGEX     a row on its console, where none is found, by our names, such as
+          'at (?P<step>[0-9]+): cost (?P<loss>.+)' (default: those that are known)
       --heartbeats PATH:FIELD  JSON lines that each rank writes, such as
           '{out}/alive_{rank}.jsonl:step' (default: none)
       --out DIR           where the probe is kept (default: artifacts)
@@ -75,7 +83,8 @@ def init(args: argparse.Namespace, console: Console) -> int:
     import yaml
 
     from runbook.config.load import load_profile
-    from runbook.files import make_new_dir, utc_stamp, write_atomic
+    from runbook.config.precedence import dropped
+    from runbook.files import make_new_dir, page, utc_stamp, write_atomic
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.launch.observer import Observer
     from runbook.machine.gpu import detect_profile
@@ -93,6 +102,8 @@ def init(args: argparse.Namespace, console: Console) -> int:
     trainer = _trainer(args, command, name)
     folder = args.out / f"init-{utc_stamp()}"
     make_new_dir("--out", folder)
+    if text := dropped(os.environ, trainer):
+        console.progress(f"not passed on: {text}")
     console.progress(f"probe: {args.steps} steps on {ranks} rank(s), in {folder}")
     with stop_on_signals(StopRequest()) as stop:
         probe = run_probe(
@@ -106,7 +117,7 @@ def init(args: argparse.Namespace, console: Console) -> int:
             stop=stop,
         )
     document = document_of(probe, base=base, ranks=ranks)
-    head = _HEAD.format(name=name, steps=args.steps, base=base)
+    head = _HEAD.format(name=name, steps=args.steps, base=base, page=page("your-trainer"))
     write_atomic(target, head + yaml.safe_dump(document, sort_keys=False, width=100))
     told = [
         *probe.notes,
@@ -150,7 +161,8 @@ def _trainer(args: argparse.Namespace, command: str, name: str) -> OwnTrainer:
             tokens_per_rank=args.tokens_per_rank,
             tokens_per_step=args.tokens_per_step,
             heartbeats=HeartbeatMap(path=path, step=field) if args.heartbeats else None,
-            log=LogMap(columns={"loss": "loss"}),
+            env=dict(one.split("=", 1) for one in args.env),
+            log=LogMap(pattern=args.pattern) if args.pattern else LogMap(columns={"loss": "loss"}),
             source="runbook init",
         )
     except ValidationError as error:

@@ -19,6 +19,7 @@ from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config.settings import (
     Settings,
     environment_notes,
+    is_of_shell,
     is_passed_on,
     is_variable,
     may_be_set,
@@ -31,6 +32,7 @@ from runbook.files import data_path
 if TYPE_CHECKING:
     from runbook.config.extends import Preset
     from runbook.config.profile import Profile
+    from runbook.records.own_trainer import OwnTrainer
 
 TYPED = "--set"
 SHELL = "shell"
@@ -65,21 +67,23 @@ def _is_setting(name: str) -> bool:
     return name.startswith(PREFIX) or is_variable(name) or name == CONFIG_VARIABLE
 
 
-def dropped(environ: Mapping[str, str]) -> str:
+def dropped(environ: Mapping[str, str], own: OwnTrainer | None = None) -> str:
     """In one line, which variables of a shell no launch gets; empty if there are none.
 
-    Only those that a launch could use: of the families that a plan or a profile may set.
+    Only those that a launch could use: of the families that a plan or a profile may set. A trainer
+    of one's `own` may read any name.
     """
     names = [
         name
         for name in sorted(environ)
-        if may_be_set(name)
+        if (may_be_set(name) or (own and not is_of_shell(name) and name not in own.env))
         and not is_passed_on(name)
         and (not _is_setting(name) or is_secret_name(name))
     ]
     if not names:
         return ""
-    return f"{', '.join(names)}: no launch gets them; a profile's env can set them"
+    where = "`env` below `trainer` of its profile (`init --env`)" if own else "a profile's env"
+    return f"{', '.join(names)}: no launch gets them; {where} can set them"
 
 
 def gathered(

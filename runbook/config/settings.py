@@ -53,6 +53,14 @@ _FROM_MACHINE = (
     "http_proxy", "https_proxy", "all_proxy", "no_proxy",
 )  # fmt: skip
 
+# What a shell has for itself: nobody means them for a trainer.
+_OF_SHELL = (
+    "_", "*PWD", "SHLVL", "TERM*", "COLORTERM", "COLUMNS", "LINES", "LS*COLORS", "LESS*", "PAGER",
+    "EDITOR", "VISUAL", "DISPLAY", "MAIL", "HOST*", "PS[0-9]", "PROMPT*", "HIST*", "PIP_*", "UV*",
+    "SSH_*", "XDG_*", "DBUS_*", "TMUX*", "SUDO_*", "GPG_*", "GIT_*", "CONDA_*", "DEBIAN_FRONTEND",
+    "PYTHONUNBUFFERED",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -131,6 +139,11 @@ def is_passed_on(name: str) -> bool:
     if name in LIBRARY_VARIABLES or is_secret_name(name):
         return False
     return any(fnmatchcase(name, pattern) for pattern in _FROM_MACHINE)
+
+
+def is_of_shell(name: str) -> bool:
+    """Does a shell have this variable for itself, or for other programs than a trainer?"""
+    return any(fnmatchcase(name, pattern) for pattern in _OF_SHELL)
 
 
 def word(value: Scalar) -> str:

@@ -191,7 +191,7 @@ class PhaseRun:
             done = not_run(cause, follows=THE_RUN)
         done = done or state.blocked
         if done is None and not state.setup.options.keep_going:
-            done = known_end(launch, self.entries)
+            done = known_end(launch, [*self._before(launch), *self.entries])
             if done is not None:
                 state.observer.note(f"{self.phase.name}/{launch.name} is not started: {done.cause}")
         settings = state.setup.profile.phases.get(self.phase.name)
@@ -214,6 +214,12 @@ class PhaseRun:
                     # Who ends a trainer wants its machine: what is left is for `--resume`.
                     state.stop.request(PREEMPTION)
         self.entries.append(LaunchEntry(launch=launch, result=done))
+
+    def _before(self, launch: Launch) -> list[LaunchEntry]:
+        """Launches of earlier phases that can tell how this one would end."""
+        every = (one for phase in self.state.evidence.values() for one in phase.launches.values())
+        alike = (one for one in every if launch.own is not None and one.launch.own == launch.own)
+        return [LaunchEntry(launch=one.launch, result=one.result) for one in alike]
 
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state

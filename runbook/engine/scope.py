@@ -53,9 +53,11 @@ def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
     profile = profile_of(record)
     ran = tuple(dict.fromkeys(one for phase in phases for one in phase.ran))
     own = profile.own_trainer
-    entries = [entry for phase in phases for entry in phase.launches]
-    if own is not None and any(one.launch.kind == "own" and one.result.ok for one in entries):
+    results = [e.result for one in phases for e in one.launches if e.launch.kind == "own"]
+    if own is not None and any(one.ok for one in results):
         parts = _of_own(own, profile)
+    elif any(one.attempts and not one.could_not_start for one in results):
+        parts = ["no training finished"]
     else:
         parts = [_machine(record.environment, ran), *_workloads(ran)]
     gates = profile.throughput_gated and any(

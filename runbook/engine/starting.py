@@ -90,13 +90,19 @@ def known_end(launch: Launch, entries: Sequence[LaunchEntry]) -> LaunchResult | 
         times = sum(one.attempts if one.status is LaunchStatus.HUNG else 1 for one in alike)
         killed = any(rank.signal for rank in result.ranks if rank.rank == result.culprit_rank)
         if times >= (_TWICE if killed or result.status is LaunchStatus.HUNG else 1):
-            cause = f"{entry.launch.name} is the same command and ended badly ({place})"
+            named = entry.launch.name if entry.launch.phase == launch.phase else entry.launch.id
+            cause = f"{named} is the same command and ended badly ({place})"
             return not_run(f"{cause}; see --keep-going", follows=entry.launch.id)
     return None
 
 
 def _same(first: Launch, second: Launch) -> bool:
-    """Does the same command start, apart from where it writes?"""
+    """Does the same command start, apart from where it writes?
+
+    Of a trainer of one's own, phases differ in how many steps it takes alone.
+    """
+    if first.own is not None and first.own == second.own:
+        return (first.env, first.nproc) == (second.env, second.nproc)
     one, other = (
         (launch.words(), launch.env, launch.nproc, launch.commit) for launch in (first, second)
     )

@@ -28,7 +28,8 @@ from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, TORCHRUN, option, w
 
 # Top-level packages of modules that a launch of ours runs.
 _INSTALLED = ("nsa", "runbook", "pytest", "torch")
-_OURS = (TORCHRUN, "python", "python3")
+# Words for the Python that runs this program; a path is taken as it is.
+OURS = (TORCHRUN, "python", "python3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +131,7 @@ def _own_command(launch: Launch, run_dir: Path) -> Command:
     port = free_port() if words[0] == TORCHRUN and not meets else None
     if words[0] == TORCHRUN and port is None:
         argv = as_typed(words[1:])
-    elif words[0] in _OURS:
+    elif words[0] in OURS:
         argv = _executable([word for word in words if word != "--standalone"], port)
     else:
         argv = words
@@ -212,7 +213,7 @@ def _executable(words: list[str], port: int | None) -> list[str]:
     first, rest = words[0], words[1:]
     if first == TORCHRUN:
         return words if port is None else on_loopback(rest, port)
-    if first in _OURS:
+    if first in OURS:
         return [sys.executable, *rest]
     raise UsageError(f"a launch begins with {first!r}", hint="allowed are torchrun and python")
 

@@ -1,41 +1,31 @@
-"""A profile for a trainer of one's own, from a probe of a few seconds and what its files say.
-
-Lines of public trainers are in `configs/trainers/known_logs.yaml`: a new one is one entry there.
-`guess` holds what it finds against the log before anybody is asked to believe it.
-"""
+"""A profile for a trainer of one's own, from a probe of a few seconds and what its files say."""
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any
 
 from runbook.config import registry
 from runbook.config.extends import merged
 from runbook.config.load import load_profile, load_profile_document
 from runbook.config.profile import Profile
 from runbook.errors import UsageError
-from runbook.files import LARGEST_TABLE_BYTES, read_bytes, shipped_data
-from runbook.folder import CONSOLE_LOG, OWN_FOLDER
+from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
-from runbook.folder.launch.own_log import RowReader, document_in, lines_of
 from runbook.launch import LaunchOptions, StopRequest, run_launch
+from runbook.launch.command import OURS
 from runbook.launch.end import last_words
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.measurement import Record
 from runbook.records.own_trainer import (
-    CONSOLE,
     OUT,
     OWN_PACE_TOLERANCE,
     PACE,
@@ -45,7 +35,11 @@ from runbook.records.own_trainer import (
     OwnTrainer,
     for_own,
 )
-from runbook.text import how_many, in_one_line
+from runbook.text import how_many
+from runbook.tools.own_rows import guess
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FLAGS = {
     STEPS: r"(?:max|num|train|total)?[-_]?(?:train[-_])?(?:steps|iters|iterations|updates)",
@@ -137,36 +131,43 @@ def run_probe(
             launch, LaunchOptions(run_root=folder, observer=observer, stop=stop, retry=False)
         )
         if result.status is not LaunchStatus.COMPLETED:
-            raise UsageError(_bad_end(result, folder / name))
+            raise UsageError(_bad_end(result, folder / name, launch.argv[0]))
         return read_launch(folder, launch, result)
 
     run("found", trainer)
-    log, said = guess(folder / "found", steps=steps)
+    log, said = guess(folder / "found", steps=steps, pattern=trainer.log.pattern)
     return _measured(said, run("read", trainer.model_copy(update={"log": log})))
 
 
-def _bad_end(result: LaunchResult, run_dir: Path) -> str:
+def _bad_end(result: LaunchResult, run_dir: Path, program: str) -> str:
     console = run_dir / CONSOLE_LOG
-    said = last_words(read_console(console)[0])
-    how = result.status.words
-    return f"the probe {how}: {result.cause or said}; what it printed is in {console}"
+    lines, _ = read_console(console)
+    said = f"{result.status.words}: {result.cause or last_words(lines)}"
+    text = f"the probe {said}; what it printed is in {console}"
+    if program not in OURS or not any("No module named" in line for line in lines):
+        return text
+    return f"{text}; {program} was {sys.executable}: a path, /VENV/bin/{program}, takes another"
 
 
 def _measured(said: str, evidence: LaunchEvidence) -> Probe:
     trainer, log = evidence.launch.own, evidence.training
     assert trainer is not None  # noqa: S101 - by its launch
     if log is None or log.damaged or len(log.frame) < 2:
+        why = "; ".join(evidence.problems) or "they all came together"
         raise UsageError(
-            f"{said}, but they did not come one by one ({'; '.join(evidence.problems)}); "
+            f"{said}, but no pace follows from them: {why}; "
             "the trainer has to write each row at once (flush), or take more steps (--steps)"
         )
     rows = log.frame.iloc[1:]
     seconds, told_s = float(rows["dt_s"].sum()), float(rows["told_s"].sum())
     notes = [f"log: {said}"]
-    told = next((name for name in PACE if name in trainer.log.names), "")
+    told, odd = next((name for name in PACE if name in trainer.log.names), ""), ""
     if told and not abs(told_s / seconds - 1.0) <= OWN_PACE_TOLERANCE:
-        apart = f"by which the steps took {told_s:.2f} s, not {seconds:.2f} s"
-        notes.append(f"left out: its {told}, {apart}")
+        odd = f"by which the steps took {told_s:.2f} s, not {seconds:.2f} s"
+    elif told and is_running_mean(log.frame):
+        odd = "a mean since the first step by this program's clock, and not of the steps of a row"
+    if odd:
+        notes.append(f"left out: its {told}, {odd}")
         trainer = trainer.model_copy(update={"log": _without(trainer.log, told)})
     ranks = set() if evidence.processes is None else set(evidence.processes["rank"].tolist())
     ranks |= {rank for rank, step in evidence.last_steps.items() if step is not None}
@@ -177,6 +178,18 @@ def _measured(said: str, evidence: LaunchEvidence) -> Probe:
         ranks_seen=tuple(sorted(rank for rank in ranks if rank >= 0)),
         notes=tuple(notes),
     )
+
+
+def is_running_mean(frame: pd.DataFrame) -> bool:
+    """Does the pace that a log tells explain this program's clock far better as such a mean?
+
+    At a steady pace both explain it.
+    """
+    apart = {
+        name: float((frame[name] - frame["dt_s"]).iloc[1:].abs().sum())
+        for name in ("told_s", "told_as_mean_s")
+    }
+    return apart["told_as_mean_s"] < apart["told_s"] / 2
 
 
 def _without(log: LogMap, name: str) -> LogMap:
@@ -241,129 +254,3 @@ def _required(profile: Profile, probe: Probe, below: Sequence[str], ranks: int) 
     if RANKS not in probe.trainer.command:
         unknown |= {name for name in answered if name.startswith("single_gpu.")}
     return [name for name in below if name in answered - unknown]
-
-
-class KnownLog(Record):
-    """Lines on the console of one public trainer; the fields are those of the file."""
-
-    trainer: str
-    pattern: str
-    advice: str
-
-
-_DATA = shipped_data("trainers/known_logs")
-# What columns are called elsewhere; the first that is there is taken.
-NAMES: Mapping[str, Sequence[str]] = _DATA["columns"]
-KNOWN = TypeAdapter(tuple[KnownLog, ...]).validate_python(_DATA["trainers"])
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf"
-_STEP = r"(?i)\b(?:step|iter(?:ation)?|update)\b\W{0,8}(?P<step>\d+)"
-_LOSS = rf".*?\bloss\b[\s:=]*(?P<loss>{_NUMBER})"
-_MS = rf".*?(?P<dt_ms>{_NUMBER}) ?ms\b"
-# Of a trainer that nobody knows: a step, a loss, and with luck how long the step took.
-_UNKNOWN = (_STEP + _LOSS + _MS, _STEP + _LOSS)
-
-
-def by_pattern() -> Iterator[tuple[LogMap, str]]:
-    """Maps of consoles with whose lines they are, the surest first; "" for nobody's."""
-    for known in KNOWN:
-        yield LogMap(pattern=known.pattern), known.trainer
-    for pattern in _UNKNOWN:
-        yield LogMap(pattern=pattern), ""
-
-
-def by_columns(path: str, fields: Sequence[str]) -> LogMap | None:
-    """The map of a table, or of documents in lines; None where no column is a loss."""
-    columns: dict[str, str] = {}
-    for ours, theirs in NAMES.items():
-        named = next((name for name in theirs if name in fields), None)
-        if named and not (ours in PACE and set(PACE) & columns.keys()):
-            columns[ours] = named
-    return LogMap(path=path, columns=columns) if "loss" in columns else None
-
-
-def whose_columns(path: str, fields: Sequence[str]) -> str:
-    """Lightning's CSVLogger writes metrics.csv, with the epoch before or after the step."""
-    is_lightning = path.endswith("/metrics.csv") and {"epoch", "step"} <= set(fields)
-    return "Lightning" if is_lightning else ""
-
-
-def advice() -> str:
-    """What each known trainer has to be told, or it writes a row for many steps."""
-    return "; ".join(f"{known.trainer}: {known.advice}" for known in KNOWN)
-
-
-# Columns of a table that has no loss, as many as a message shows.
-_SHOWN_FIELDS = 8
-_FEWEST = 3
-
-
-def guess(run_dir: Path, *, steps: int) -> tuple[LogMap, str]:
-    """The map of the log that a finished launch of so many steps left, and what to say of it.
-
-    Raises UsageError that says where it looked, and what a log needs.
-    """
-    looked: list[str] = []
-    for log, path, whose in _candidates(run_dir, looked):
-        lines = lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
-        rows = tuple(RowReader(log).take_all(lines))
-        if rows or not whose:
-            said = f"{log.path}: {len(rows)} rows"
-            looked.append(f"{said}, as {whose} writes them" if whose else said)
-        if len(rows) < _FEWEST:
-            continue
-        if any(b["step"] <= a["step"] for a, b in pairwise(rows)):
-            looked[-1] += ", but its steps do not rise (does every rank write them?)"
-            continue
-        every = 1 if "step" in log.names else max(1, round(steps / len(rows)))
-        return log.model_copy(update={"every": every}), looked[-1]
-    raise UsageError(
-        f"no log with a loss was found in {run_dir} "
-        f"({'; '.join(dict.fromkeys(looked)) or 'nothing was written'})",
-        hint=f"let it write a .csv or .jsonl with step and loss below {OUT}, or print such lines, "
-        f"for every step ({advice()}); docs/your-trainer.md has an adapter of 30 lines",
-    )
-
-
-def _candidates(run_dir: Path, looked: list[str]) -> Iterator[tuple[LogMap, Path, str]]:
-    """Maps that may fit, with whose logs they are: tables, JSON lines, what the console shows.
-
-    Why a table that is there is not taken, is added to `looked`.
-    """
-    own = run_dir / OWN_FOLDER
-    for suffix, read in (("csv", _header), ("jsonl", _fields)):
-        for path in sorted(own.rglob(f"*.{suffix}")):
-            fields, below = read(path), path.relative_to(own)
-            # Only the name is sure to be the same in the next launch.
-            name = f"{OUT}/{below}" if len(below.parts) == 1 else f"{OUT}/**/{below.name}"
-            if log := by_columns(name, fields):
-                yield log, path, whose_columns(name, fields)
-            else:
-                looked.append(f"{below}: no loss among its columns ({_shown(fields)}")
-    console = run_dir / CONSOLE_LOG
-    known = [(log, console, whose) for log, whose in by_pattern()]
-    yield from (one for one in known if one[2])
-    if log := by_columns(CONSOLE, _fields(console)):
-        yield log, console, ""
-    yield from (one for one in known if not one[2])
-
-
-def _shown(fields: Sequence[str]) -> str:
-    shown = in_one_line(", ".join(fields[:_SHOWN_FIELDS])) or "none"
-    other = next((mark for mark in ";\t|" if fields and mark in fields[0]), "")
-    return f"{shown})" + (f", separated by {other!r} and not by commas" if other else "")
-
-
-def _header(path: Path) -> list[str]:
-    first = path.read_text("utf-8", "replace").partition("\n")[0]
-    return [cell.strip() for cell in next(csv.reader([first]), [])]
-
-
-def _fields(path: Path) -> list[str]:
-    """The fields of the documents in a file's lines, those of lines with a loss before others."""
-    found: dict[str, None] = {}
-    for line in lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]:
-        fields = document_in(line.decode("utf-8", "replace"))
-        if any(name in fields for name in NAMES["loss"]):
-            return list(fields)
-        found |= dict.fromkeys(fields)
-    return list(found)

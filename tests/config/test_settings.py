@@ -31,6 +31,7 @@ from runbook.config.settings import (
     unknown_note,
 )
 from runbook.errors import UsageError
+from runbook.records.own_trainer import LogMap, OwnTrainer
 from tests.cli.shell import inside
 
 
@@ -120,7 +121,7 @@ def test_what_changes_numbers_or_speed_is_a_setting_and_not_passed_on_unseen(nam
     assert not is_passed_on(name) and may_be_set(name)
 
 
-@pytest.mark.parametrize("name", ["HF_ENDPOINT", "HF_HUB_CACHE", "ALL_PROXY"])
+@pytest.mark.parametrize("name", ["HF_ENDPOINT", "HF_HUB_CACHE", "ALL_PROXY", "SSL_CERT_FILE"])
 def test_what_a_data_hub_needs_reaches_the_launches_unlisted(name: str) -> None:
     assert is_passed_on(name) and not dropped({name: "x"}) and not shell_settings({name: "x"})
 
@@ -137,6 +138,17 @@ def test_what_no_launch_gets_is_named_in_one_line() -> None:
         "CUDA_CACHE_PATH, TRITON_DEBUG: no launch gets them; a profile's env can set them"
     )
     assert dropped({**PASSED_ON, **SHELL}) == ""
+
+
+def test_what_a_trainer_of_ones_own_does_not_get_is_named_whatever_its_name() -> None:
+    own = OwnTrainer(
+        name="t", command="t {steps} {ranks}", tokens_per_rank=1, env={"FOO": "1"}, source="test",
+        log=LogMap(columns={"loss": "loss"}),
+    )  # fmt: skip
+    shell = {"FOO": "2", "WANDB_MODE": "offline", "MALLOC_ARENA_MAX": "2", "EDITOR": "vi"}
+    told = dropped({**shell, **PASSED_ON}, own)
+    assert told.startswith("MALLOC_ARENA_MAX, WANDB_MODE: no launch gets them; `env` ")
+    assert "WANDB_MODE" not in dropped({**shell, **PASSED_ON})
 
 
 def test_a_later_layer_wins_and_is_named() -> None:

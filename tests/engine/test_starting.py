@@ -26,9 +26,11 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
+from runbook.records.own_trainer import LogMap, OwnTrainer
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import digests
 from tests.engine.toys import Toy, run
+from tests.factory import records
 from tests.launch.helpers import fake_launch
 
 
@@ -182,6 +184,33 @@ NAN = LaunchStatus.NON_FINITE
 )
 def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry]) -> None:
     assert known_end(fake_launch(), entries) is None
+
+
+@pytest.mark.parametrize(("ranks", "starts"), [(2, False), (1, True)])
+def test_a_trainer_of_ones_own_that_failed_is_not_started_for_other_steps(
+    ranks: int, starts: bool
+) -> None:
+    own = OwnTrainer(
+        name="t", command="t {steps} {ranks}", tokens_per_rank=1, source="test",
+        log=LogMap(columns={"loss": "loss"}),
+    )  # fmt: skip
+    first, second = (
+        records.launch(
+            *own.argv(ranks=nproc, steps=steps), phase=phase, kind="own", own=own, nproc=nproc
+        )
+        for phase, nproc, steps in (("baseline", 2, 60), ("long_run", ranks, 300))
+    )
+    result = LaunchResult(status=LaunchStatus.CRASHED, cause="exit code 3: ValueError")
+    found = known_end(second, [LaunchEntry(launch=first, result=result)])
+    assert (found is None) is starts
+    changed = own.model_copy(update={"command": "u {steps} {ranks}"})
+    other = second.model_copy(update={"own": changed})
+    assert known_end(other, [LaunchEntry(launch=first, result=result)]) is None
+    if found is not None:
+        assert (
+            found.cause.startswith("baseline/run1 is the same command")
+            and found.follows == first.id
+        )
 
 
 def test_a_signal_may_be_an_accident_once_whichever_rank_it_hit() -> None:

@@ -68,6 +68,7 @@ SAID = {
     "hang": "which one hangs is not known",
     "die": "https://[redacted]@store ended early",
     "behind": "rank 0 60, rank 1 40",
+    "too_fast": "by our clock: dt_s is a wrong column (perhaps a running mean)",
 }
 # How an end is read, and which rows count, is told in test_own_log.py without a launch.
 LONG = {"kill", "memory", "every_rank"}

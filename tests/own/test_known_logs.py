@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from runbook.errors import UsageError
 from runbook.folder.launch.own_log import RowReader
 from runbook.records.own_trainer import LogMap
-from runbook.tools.own_profile import KNOWN, guess
+from runbook.tools.own_rows import KNOWN, guess
 
 # https://github.com/epfLLM/Megatron-LLM/issues/11
 MEGATRON = (
@@ -135,6 +136,94 @@ def test_a_table_of_lightning(name: str, whose: str, tmp_path: Path) -> None:
     log, told = guess(tmp_path, steps=3)
     assert log.columns == {"loss": "train_loss", "step": "step"}
     assert told == f"{{out}}/**/{name}: 3 rows{whose}"
+
+
+def found(folder: Path, line: str, *, every: int = 1, steps: int = 30) -> tuple[LogMap, str]:
+    """What is guessed of a console on which such a line stands after every few steps."""
+    (folder / "own").mkdir()
+    rows = [
+        line.format(step=step, steps=steps, loss=f"{4.6 - 0.03 * step:.4f}", samples=64 * step)
+        for step in range(every, steps + 1, every)
+    ]
+    (folder / "console.log").write_text("\n".join(["some words", *rows, ""]))
+    return guess(folder, steps=steps)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[{step:5d}/{steps}] loss = {loss} | ppl 105.79",
+        "[{step}/{steps}] loss: {loss}",
+        "{step}/{steps} loss {loss}",
+        "[rank0]: {step} / {steps}  Loss {loss}",
+        "Epoch 0 [{step}/{steps}] Loss {loss}",
+        "Train Epoch: 0 [{step}/{steps} (10%)]\tLoss: {loss}",
+        "11/27 01:00:00 [{step}/{steps}] loss {loss}",
+        "[rank0] step {step:05d} train_loss {loss}",
+        "step {step}/1000 | lm_loss {loss}",  # of a longer run
+        "Epoch {step}/{steps} loss {loss}",  # where steps are epochs
+        "step={step} val loss 9.1 loss={loss}",
+    ],
+)
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_line_of_nobody_is_read_by_its_step(tmp_path: Path, line: str, every: int) -> None:
+    log, said = found(tmp_path, line, every=every)
+    assert (said, log.every) == (f"console: {30 // every} rows", 1)
+    rows = RowReader(log).take_all((tmp_path / "console.log").read_bytes().splitlines())
+    told = [(row["step"], row["loss"]) for row in rows]
+    assert told == [(s, round(4.6 - 0.03 * s, 4)) for s in range(every, 31, every)]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("epoch 1 batch {step} loss {loss}", "no step that goes on"),
+        ("loss {loss}", "no step that goes on"),
+        ("2026/11/27 01:00:00 loss {loss}", "no step that goes on"),
+        ("Train Epoch: 0 [{samples}/60000 (1%)]\tLoss: {loss}", "are counted to 60000, and 30"),
+        ("Epoch: [0][ {step}/5005] Time 0.5 Loss {loss} (7.0)", "are counted to 5005, and 30"),
+        ("Epoch [1/5], Step [{step}/600], Loss: {loss}", "are counted to 600, and 30"),
+    ],
+)
+def test_rows_that_begin_anew_are_counted_one_for_each_step_or_refused(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    """Their steps would fall back in a run that is longer than an epoch."""
+    (tmp_path / "each").mkdir()
+    log, _ = found(tmp_path / "each", line)
+    assert (log.names, log.every) == (("loss",), 1)
+    with pytest.raises(UsageError, match="console: 6 rows, but ") as told:
+        found(tmp_path, line, every=5)
+    assert said in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        " 33%|##  | {step}/{steps} [00:05<00:10, 19.9it/s, loss={loss}]",
+        "step {step} val loss {loss}",
+        "{step}\t{loss}",
+    ],
+)
+def test_a_progress_bar_and_a_validation_are_no_rows(tmp_path: Path, line: str) -> None:
+    with pytest.raises(UsageError, match=r"\(console: 0 rows\)"):
+        found(tmp_path, line)
+
+
+def test_a_line_that_is_not_read_is_shown_with_what_would_be(tmp_path: Path) -> None:
+    line = "\x1b[31mat {step}: the LOSS stood at {loss} (https://me:hunter22@store)"
+    with pytest.raises(UsageError) as told:
+        found(tmp_path, line)
+    hint = str(told.value.hint)
+    assert "it printed: at 1: the LOSS stood at 4.5700 (https://[redacted]@store); " in hint
+    assert "every step" not in hint and "NeMo" not in hint
+    (read,) = re.findall("such as `(step .*?)` is read", hint)
+    (pattern,) = re.findall("such as '(.*)'", hint)
+    (tmp_path / "other").mkdir()
+    assert found(tmp_path / "other", read.replace("12/300 loss 4.66", "{step}/30 loss {loss}"))
+    (tmp_path / "console.log").write_text("".join(f"at {s}: cost {9 - s}\n" for s in range(4)))
+    log, said = guess(tmp_path, steps=4, pattern=pattern)
+    assert (log.names, said) == (("step", "loss"), "console: 4 rows")
 
 
 def test_too_few_rows_say_what_to_ask_for(tmp_path: Path) -> None:

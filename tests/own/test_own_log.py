@@ -21,7 +21,8 @@ from runbook.launch.watch.live_status import LiveStatus, held_mib, resident_mib
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.events import Pulse
 from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
-from runbook.tools.own_profile import guess, templated
+from runbook.tools.own_profile import is_running_mean, templated
+from runbook.tools.own_rows import guess
 from tests.factory import records
 
 DICTS = LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10)
@@ -102,11 +103,12 @@ def _trainer(log: LogMap) -> OwnTrainer:
     )
 
 
-def _read(folder: Path, text: str, arrivals: str):  # type: ignore[no-untyped-def]
+def _read(folder: Path, text: str, arrivals: str, columns=TABLE.columns):  # type: ignore[no-untyped-def]
     (folder / "own").mkdir()
     (folder / "own" / "m.csv").write_text(text)
     (folder / "arrivals.csv").write_text(f"rows,mono,ts\n{arrivals}")
-    return read_own_log(folder, _trainer(TABLE), ranks=2, relative_to=folder)
+    trainer = _trainer(TABLE.model_copy(update={"columns": columns}))
+    return read_own_log(folder, trainer, ranks=2, relative_to=folder)
 
 
 def test_rows_that_come_together_are_one_reading(tmp_path: Path) -> None:
@@ -117,6 +119,30 @@ def test_rows_that_come_together_are_one_reading(tmp_path: Path) -> None:
     assert (last["step"], last["steps"], last["tokens"], last["dt_s"]) == (4, 3, 300, 2.0)
     assert last["loss"] == 2.0 and last["toks_per_s"] == 150.0
     assert clock.steps is not None and clock.steps["ts"].tolist() == [101, 103]
+
+
+# When rows of five steps each came, by this program's clock.
+CAME = (774.5448, 774.7568, 774.9848, 775.1848, 775.4108, 775.6088)
+
+
+@pytest.mark.parametrize(
+    ("told_ms", "is_mean"),
+    [
+        ([41.8, 42.1, 43.2, 42.5, 42.9, 42.5], True),  # as a trainer printed it
+        ([42.4, 42.4, 45.6, 40.0, 45.2, 39.6], False),
+        ([42.5] * 6, False),  # nobody can say
+    ],
+)
+def test_a_mean_since_the_start_is_none_of_the_steps_of_a_row(
+    tmp_path: Path, told_ms: list[float], is_mean: bool
+) -> None:
+    rows = "".join(f"{5 * row},4,{ms}\n" for row, ms in enumerate(told_ms, start=1))
+    times = "".join(f"{row},{at},{at}\n" for row, at in enumerate(CAME, start=1))
+    columns = {**TABLE.columns, "dt_ms": "ms"}
+    log, _ = _read(tmp_path, f"step,train/loss,ms\n{rows}", f"0,774,774\n{times}", columns)
+    assert log is not None and is_running_mean(log.frame) is is_mean
+    told = log.frame["told_s"].iloc[1:].sum()
+    assert abs(told / (CAME[-1] - CAME[0]) - 1) < 0.01  # together they agree
 
 
 def test_a_log_without_arrivals_has_no_clock(tmp_path: Path) -> None:

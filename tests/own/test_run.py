@@ -16,7 +16,7 @@ from runbook.cli.trials import guessed
 from runbook.folder.manifest import check_manifest
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from tests.executed import note
-from tests.own.runs import COUNTING
+from tests.own.runs import COUNTING, document
 from tests.shared import once
 
 # An import of torch is an error here, as where it is not installed.
@@ -158,6 +158,29 @@ def test_reading_needs_no_torch(made: tuple[Path, list[str]], words: list[str], 
     assert "torch" not in told.stderr
 
 
+def test_what_is_next_is_told_once(made: tuple[Path, list[str]]) -> None:
+    told = runbook(made[0]).stdout
+    assert told.count("runbook verify ") == 1 and told.count("runbook report ") == 1, told
+
+
+def test_its_command_can_be_pasted(made: tuple[Path, list[str]]) -> None:
+    details = runbook(made[0], "report", "--format", "details").stdout
+    assert "By hand, where the run was started, with a new folder `out` each time:" in details
+    assert re.search(r"counting\.py --ranks 2 --steps 60 --out .?out.?$", details, re.MULTILINE)
+    assert "from a checkout of this commit" not in details
+
+
+def test_what_crashes_in_one_phase_is_not_started_in_the_next(tmp_path: Path) -> None:
+    (tmp_path / "counting.yaml").write_text(yaml.safe_dump(document("die")))
+    words = ("run", "--profile", "./counting.yaml", "--phase", "baseline,long_run")
+    told = runbook(tmp_path, *words)
+    assert told.returncode == 1, told.stdout + told.stderr
+    cause = "long_run/run is not started: baseline/run1 is the same command and ended badly"
+    assert cause in told.stderr
+    # It trained for 29 steps, and nobody knows more of what it ran on.
+    assert "(no training finished; function only" in told.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--json",)])
 def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
@@ -187,6 +210,9 @@ def test_the_block_blocks(tmp_path: Path) -> None:
     assert "No module named 'torch'" in done.stderr
 
 
+AT_ONCE = r'print("\n".join(f"step {i} loss {9 - i / {steps}}" for i in range({steps})))'
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -196,6 +222,17 @@ def test_the_block_blocks(tmp_path: Path) -> None:
         (["--trainer", "python -c 'raise SystemExit({steps})'"], "the probe crashed"),
         (["--trainer", "no_such_program {steps}"], "the probe crashed"),
         (["--trainer", "sleep {steps}", "--within", "1"], "the probe timed out"),
+        (
+            ["--trainer", "python -m no_such_module {steps}"],
+            f"; python was {sys.executable}: a path, /VENV/bin/python, takes another",
+        ),
+        (["--trainer", "python t.py", "--env", "FOO"], "--env 'FOO': expected NAME=VALUE"),
+        (["--trainer", "t {steps}", "--env", "NSA_X=1"], "env: NSA_X cannot be set"),
+        (["--trainer", "t {steps}", "--pattern", "("], "pattern is no regular expression"),
+        (
+            ["--trainer", f"python -c '{AT_ONCE}'"],
+            "console: 30 rows, but no pace follows from them: they all came together; the trainer",
+        ),
     ],
 )
 def test_a_trial_that_finds_nothing_says_why(tmp_path: Path, words: list[str], said: str) -> None:
@@ -203,6 +240,53 @@ def test_a_trial_that_finds_nothing_says_why(tmp_path: Path, words: list[str], s
     assert told.returncode == 2, told.stdout + told.stderr
     assert said in told.stderr
     assert not list(tmp_path.glob("*.yaml"))
+
+
+# Three slow steps and a fast one, of which it tells a mean since the start.
+RUNNING_MEAN = """
+import os, sys, time
+began, told = time.monotonic(), os.environ.get("TOLD", "lost")
+for step in range(1, int(sys.argv[2]) + 1):
+    time.sleep(0.06 if step % 4 else 0.02)
+    mean = 1000 * (time.monotonic() - began) / step
+    print(f"at {step}: {told} {9 - step / 30:.3f} in {mean:.2f}", flush=True)
+"""
+
+
+def test_a_line_of_ones_own_is_read_with_a_variable_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "t.py").write_text(RUNNING_MEAN)
+    pattern = r"at (?P<step>\d+): cost (?P<loss>\S+) in (?P<dt_ms>\S+)"
+    words = ("init", "--profile", "cpu", "--tokens-per-rank", "1", "--trainer",
+             "python t.py --steps 30", "--pattern", pattern)  # fmt: skip
+    missed = runbook(tmp_path, *words)
+    assert missed.returncode == 2 and "console: 0 rows" in missed.stderr
+    told = runbook(tmp_path, *words, "--env", "TOLD=cost")
+    assert told.returncode == 0, told.stderr
+    assert "left out: its dt_ms, a mean since the first step by this program's clock" in told.stdout
+    profile = yaml.safe_load((tmp_path / "t.yaml").read_text("utf-8"))
+    assert profile["trainer"]["env"] == {"TOLD": "cost"}
+    assert profile["trainer"]["log"]["pattern"] == pattern.replace("?P<dt_ms>", "?:")
+    assert not [name for name in profile["required"] if name.endswith(".accounts")]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("init", "--tokens-per-rank", "1", "--trainer", "t {steps}", "--env", "TOLD=x"),
+        ("run", "--dry-run"),
+    ],
+)
+def test_what_of_a_shell_no_launch_gets_is_said(
+    made: tuple[Path, list[str]], tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    shell = {"WANDB_MODE": "offline", "TOLD": "y", "HF_HOME": "/tmp", "PATH": os.environ["PATH"]}
+    profile = "cpu" if "init" in words else str(made[0] / "counting.yaml")
+    done = subprocess.run(
+        [sys.executable, "-m", "runbook", *words, "--profile", profile],
+        cwd=tmp_path, text=True, capture_output=True, check=False, env=shell,
+    )  # fmt: skip
+    names = "WANDB_MODE" if "init" in words else "TOLD, WANDB_MODE"
+    assert re.search(rf"(not passed on:|without ) {names}: no launch", done.stdout + done.stderr)
 
 
 def test_a_profile_that_is_there_is_kept(made: tuple[Path, list[str]]) -> None:

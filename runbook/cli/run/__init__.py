@@ -260,7 +260,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")
             for text in args.told:
                 observer.note(f"set {text}")
-            if text := dropped(os.environ):
+            if text := dropped(os.environ, args.setup.profile.own_trainer):
                 observer.note(f"not passed on: {text}")
             if called := how_to_call():
                 observer.note(called)

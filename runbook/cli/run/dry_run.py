@@ -17,7 +17,7 @@ from runbook.console import Console
 from runbook.engine.plan.prepare import Needs, needs_of
 from runbook.engine.plan.progress import Estimate, estimate, pace_of_the_go
 from runbook.engine.scope import departures
-from runbook.files import typed_here
+from runbook.files import page, typed_here
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
 from runbook.records.measurement import duration_text
@@ -96,7 +96,7 @@ def _why_none(phase: Phase, setup: Setup) -> str:
     """Why a phase plans no launch; empty where nothing keeps it from one."""
     why = phase.excluded(setup.context({}))
     if not why and setup.profile.own_trainer and not phase.collects:
-        why = "all that it asks needs the trainer's contract (docs/trainer-contract.md)"
+        why = f"all that it asks needs the trainer's contract ({page('trainer-contract')})"
     return f": {why}" if why else ""
 
 
@@ -155,7 +155,7 @@ def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
     if caveats := departures(profile, args.setup.settings):
         yield f"differs  {', '.join(caveats)}: the verdict's first line will say so"
     yield from (f"set      {text}" for text in args.told)
-    if text := dropped(os.environ):  # what of this shell no launch gets
+    if text := dropped(os.environ, profile.own_trainer):  # what of this shell no launch gets
         yield f"without  {text}"
     yield from (f"guard    {text}" for text in _guard(args.setup))
     yield f"folder   {args.out}/<UTC time>-<commit>/"

@@ -152,9 +152,10 @@ def read_own_log(
 
     A row of the log's frame stands for all `steps` between two arrivals: their mean loss, tokens
     as the profile declares them, `dt_s` by this program's clock, `told_s`, the same time as the
-    trainer tells it, where its map names that, and `missing`, the rows that a file with a fixed
-    cadence lacks there. `bad_norms` tell a gradient norm that is not finite, and `zeros` a loss of
-    exactly 0. None if there is no row, or no arrival.
+    trainer tells it, where its map names that, `told_as_mean_s`, if that pace is a mean since step
+    1 (such a mean times its step is the time since then), and `missing`, the rows that a file with
+    a fixed cadence lacks there. `bad_norms` tell a gradient norm that is not finite, and `zeros` a
+    loss of exactly 0. None if there is no row, or no arrival.
     """
     path, times = log_path(folder, trainer.log), folder / ARRIVALS_CSV
     if path is None or not path.is_file() or not times.is_file():
@@ -212,7 +213,8 @@ def _frame(
     before = np.concatenate([[steps[0] - usual], steps[:-1]])
     # A console's rows may be drawn over.
     missing = _missing_rows(steps - before, usual) if in_file else np.zeros(len(steps))
-    told = np.array([_told_s(row, tokens) for row in rows]) * (steps - before)
+    pace = np.array([_told_s(row, tokens) for row in rows])
+    told, as_mean = pace * (steps - before), np.diff(pace * steps, prepend=np.nan)
     counts, clock = arrivals["rows"].to_numpy(), arrivals["mono"].to_numpy(dtype=float)
     found: dict[str, list[float]] = {}
     for place in range(1, len(counts)):
@@ -227,6 +229,7 @@ def _frame(
             "tokens": many * tokens,
             "dt_s": clock[place] - clock[place - 1],
             "told_s": float(told[begin:end].sum()),
+            "told_as_mean_s": float(as_mean[begin:end].sum()),
             "missing": float(missing[begin:end].sum()),
             "bad_norms": sum(not math.isfinite(row.get("grad_norm", 0.0)) for row in part),
             "zeros": sum(row["loss"] == 0 for row in part),
