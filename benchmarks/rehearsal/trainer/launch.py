@@ -151,10 +151,10 @@ class Trainer:
     def _good(self, order: Order, first: Rank, enough: Callable[[], bool] | None) -> _End:
         job = first.job
         stop, stopped = self._until_enough(order, first, enough)
-        if any("NSA_SDPA_AUDIT" in block.settings for block in job.blocks):
+        if any(block.toggles.flag("NSA_SDPA_AUDIT") for block in job.blocks):
             audit = rundir.audit_document(self.machine, job)
             (order.folder / SDPA_AUDIT_JSON).write_text(json.dumps(audit), encoding="utf-8")
-        if job.profiled:
+        if job.plan.flags.profile_steps:
             rundir.write_profile(order.folder, self.machine, job, first.steps)
         code, reason = ExitCode.SUCCESS, "enough" if stopped else "all steps done"
         if (self.machine.diverges or self.machine.gradient == "own") and job.ranks > 1:
@@ -208,7 +208,7 @@ class Trainer:
         if ending.kind == "timeout":
             culprit = 1 - culprit  # whoever waits for it is who is aborted
             says, after_s = _watchdog_timeout(culprit), GROUP_TIMEOUT_S + 6.0
-        code = 1 if job.ddp else -6
+        code = 1 if job.plan.ddp else -6
         return _End(stop=stop, after_s=after_s, code=code, begun=True, says=says,
                     first=(culprit, -6))  # fmt: skip
 
