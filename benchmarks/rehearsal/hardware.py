@@ -201,19 +201,6 @@ def _instance(gpu: Gpu, number: int) -> str:
     return _INSTANCE.format(number=number, gpu_instance=number + 1, total=total, free=total - 19)
 
 
-_LEGEND = """
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
-  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges
-  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
-  PXB  = Connection traversing multiple PCIe bridges
-  PIX  = Connection traversing at most a single PCIe bridge
-  NV#  = Connection traversing a bonded set of # NVLinks
-"""
-
-
 def topology(gpus: Sequence[Gpu], link: str) -> str:
     """The matrix of `nvidia-smi topo -m`; its header is underlined by escape codes."""
     names = [f"GPU{gpu.index}" for gpu in gpus]
@@ -222,4 +209,4 @@ def topology(gpus: Sequence[Gpu], link: str) -> str:
     for row in names:
         cells = [" X " if row == column else link for column in names]
         lines.append("\t".join([row, *cells, "0-15", "0", NOT_AVAILABLE]))
-    return "\n".join(lines) + "\n" + _LEGEND
+    return "\n".join(lines) + "\n"

@@ -33,7 +33,7 @@ def row_of(width: int, one: Compiled) -> tuple[object, ...]:
     cores = ", ".join(f"{n} {op}" for op, n in one.tensor_core.items() if n) or "-"
     uses = (one.registers, one.spilled, f"{one.shared:,}", f"{one.occupancy:.0%}", cores)
     loop = ("-", "-") if one.loop is None else (f"{one.loop.bound:.0%}", one.loop.busiest)
-    return one.kernel.name, width, f"{one.capability / 10:g}", one.kernel.warps, *uses, *loop
+    return one.kernel.name, width, f"{one.capability / 10:.1f}", one.kernel.warps, *uses, *loop
 
 
 def main(words: Sequence[str]) -> int:
@@ -45,19 +45,13 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--tuned", action="store_true", help="what was measured on devices")
     args = parser.parse_args(words)
-    found: list[tuple[int, Compiled, list[str]]]
-    if args.tuned:
-        found = [
-            (one.kernel.constants["D_K"], made, made.problems) for one, made in compile_tuned()
-        ]
-    else:
-        made = compile_all(args.capability, args.width, args.type, args.part)
-        found = [(width, one, one.problems) for width, one in made]
-    print(markdown_table(HEADER, [row_of(width, one) for width, one, _ in found]))
+    asked = args.capability, args.width, args.type, args.part
+    found = list(compile_tuned() if args.tuned else compile_all(*asked))
+    print(markdown_table(HEADER, [row_of(width, one) for width, one in found]))
     wrong = [
         f"{one.kernel.name}, width {width}, {one.capability}: {text}"
-        for width, one, problems in found
-        for text in problems
+        for width, one in found
+        for text in one.problems
     ]
     print(*wrong, sep="\n", file=sys.stderr)
     return 1 if wrong else 0

@@ -158,16 +158,8 @@ def compile_all(
                     yield width, compile_kernel(kernel, capability, dtype)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A kernel that a device's file of choices puts in the place of the assumed one."""
-
-    kernel: Kernel
-    capability: int
-
-
-def choices(path: Path) -> Iterator[Choice]:
-    """Every kernel that runs on a device because its file says so, at the lengths measured.
+def choices(path: Path) -> Iterator[tuple[Kernel, int]]:
+    """Every kernel that runs on a device because its file says so, with the capability.
 
     ValueError: of another shape than the production's, the file says nothing of these kernels.
     """
@@ -181,7 +173,7 @@ def choices(path: Path) -> Iterator[Choice]:
             for kernel in _put_in_place(document, branch, seq_len, cfg):
                 if kernel not in known:
                     known.append(kernel)
-                    yield Choice(kernel=kernel, capability=capability)
+                    yield kernel, capability
 
 
 def _put_in_place(
@@ -204,8 +196,8 @@ def _put_in_place(
     ]
 
 
-def compile_tuned() -> Iterator[tuple[Choice, Compiled]]:
-    """Every choice of every device's file, compiled."""
+def compile_tuned() -> Iterator[tuple[int, Compiled]]:
+    """Every choice of every device's file, with its width."""
     for path in sorted(launch.FOLDER.glob("*.json")):
-        for one in choices(path):
-            yield one, compile_kernel(one.kernel, one.capability, "bf16")
+        for kernel, capability in choices(path):
+            yield NSAConfig().d_k, compile_kernel(kernel, capability, "bf16")
