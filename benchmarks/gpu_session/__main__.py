@@ -3,8 +3,8 @@
     python -m benchmarks.gpu_session [--stage LIST] [--out DIR] [--profile auto] [--until-s S]
         [--again] [--stand-in] [--dry-run]
 
-Each stage starts programs, each in a process group of its own, with one time limit for the stage
-and a log for each program. One folder comes back: summary.md and summary.json say how every stage
+Each stage starts programs, with one time limit for the stage and a log for each program; nothing
+that a program started outlives it. One folder comes back: summary.md and summary.json say how every stage
 stands, the stages' folders have the rest. They are written before and after each stage, so that
 whatever ends a call, the next one goes on with what is not finished.
 
