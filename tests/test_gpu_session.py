@@ -109,7 +109,7 @@ def test_only_tests_that_ran_are_passed(
     tmp_path: Path, cases: str, status: Status, says: str
 ) -> None:
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    place = Place(folder=tmp_path, profile="cpu", stand_in=True, told_s=1)
+    place = Place(folder=tmp_path, stand_in=True, told_s=1)
     found, text = judge_tests(place, [End(code=0, log=tmp_path / "pytest.log")])
     assert found is status and says in text
 

@@ -103,10 +103,9 @@ def _in_words(plan: Plan) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=4000, help="simulated runs per cell")
-    parser.add_argument("--only", default="", help="cells whose name contains this text")
     parser.add_argument("--write", type=Path, help="put the tables into this Markdown document")
     options = parser.parse_args()
-    cells = [cell for cell in all_cells() if options.only in cell.name]
+    cells = all_cells()
     tables = (
         f"{options.runs} simulated runs per cell, seed 0.\n\n{noise_table(cells)}\n{plan_table()}"
     )

@@ -1,10 +1,11 @@
 """Make the examples: `python -m benchmarks.examples [--only NAME,...] [--out DIR]`.
 
 Real runs of this machine's CPU that end in every way a reader should have seen: one healthy, the
-others with one thing wrong. One after the other, each as a person would start it; then it copies their reports to DIR/NAME
-(docs/examples unless --out names another). A run that ends with another exit code than it should
-is an error, and its reports are not copied. `--picture FILE` shows the page of the healthy one as
-a browser does, from the verdict to what decided it; with `--only ""` of the page that is there.
+others with one thing wrong. One after the other, each as a person would start it; then their
+reports are copied to DIR/NAME (docs/examples unless --out names another). A run that ends with
+another exit code than it should is an error, and its reports are not copied. `--picture FILE` shows
+the page of the healthy one as a browser does, from the verdict to what decided it; with `--only ""`
+of the page that is there.
 """
 
 from __future__ import annotations

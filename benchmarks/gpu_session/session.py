@@ -42,7 +42,6 @@ class Session:
 
     out: Path
     device: str
-    profile: str
     stand_in: bool
     stages: Sequence[Stage]
     until_s: float | None = None
@@ -82,7 +81,6 @@ class Session:
     def _run_stage(self, stage: Stage, standing: Standing, limit_s: float) -> None:
         place = Place(
             folder=self.out / stage.name,
-            profile=self.profile,
             stand_in=self.stand_in,
             told_s=limit_s - min(_MARGIN_S, 0.1 * limit_s),
         )

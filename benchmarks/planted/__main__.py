@@ -49,16 +49,13 @@ class Noticed(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one run of the copy said. key: of the defect in this source. named: found reasons."""
+    """What one run of the copy said. key: of the defect in this source."""
 
     key: str
     name: str
-    verdict: str
     noticed_by: Sequence[Noticed]
-    named: Sequence[str]
     good: bool
     seconds: float
-    at: str
 
 
 def run(copy: Copy, defect: Defect, out: Path) -> dict[str, Any]:
@@ -134,18 +131,9 @@ class Bench:
             return Result(**row | {"noticed_by": [Noticed(*one) for one in row["noticed_by"]]})
         out = self.scratch / key
         begin = time.monotonic()
-        record = run(self.copy, defect, out)
-        rows, named, good = judge(defect, record)
-        result = Result(
-            key=key,
-            name=defect.name,
-            verdict=record["verdict"],
-            noticed_by=rows,
-            named=named,
-            good=good,
-            seconds=round(time.monotonic() - begin, 1),
-            at=utc_text(),
-        )
+        rows, _, good = judge(defect, run(self.copy, defect, out))
+        seconds = round(time.monotonic() - begin, 1)
+        result = Result(key=key, name=defect.name, noticed_by=rows, good=good, seconds=seconds)
         append_line(self._path, asdict(result))
         shutil.rmtree(out)
         return result

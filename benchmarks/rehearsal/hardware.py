@@ -87,7 +87,6 @@ class Gpu:
     pcie_gen: int = 1
     pcie_gen_max: int = 4
     pcie_width: int = 16
-    pcie_width_max: int = 16
     used_mib: int = 4
     processes: tuple[Process, ...] = ()
     performance_state: str = "P0"
@@ -106,7 +105,6 @@ class Gpu:
     power_limit_w: float | None = None
     utilization: int = 0
     sm_mhz: int = 210
-    recovery_action: str = "None"
 
 
 _TEXT = Path(__file__).with_name("nvidia_smi.txt").read_text(encoding="utf-8")
@@ -159,16 +157,13 @@ def _text_for(branch: int) -> str:
 
 def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
     """What stands in the text for this GPU."""
-    card, domain_bus_device = gpu.card, gpu.bus.replace(".0", "").split(":")
-    domain, bus, device = domain_bus_device
-    busy = NOT_AVAILABLE if gpu.mig else f"{gpu.utilization} %"
-    joined = card.architecture == "Hopper"
+    card = gpu.card
+    domain, bus, device = gpu.bus.removesuffix(".0").split(":")
     reasons = {name: "Active" if name in gpu.reasons else "Not Active" for name in _REASONS}
     return {
         **asdict(card),
         **{name: escape(str(value)) for name, value in asdict(gpu).items()},
         **reasons,
-        "serial": f"16541230{gpu.index:05d}",
         "mig": "Enabled" if gpu.mig else "Disabled",
         "mig_devices": "".join(_instance(gpu, n) for n in (0, 1)) if gpu.mig else "None",
         "pci_domain": domain[-4:],
@@ -178,20 +173,14 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
         "kind": driver.reasons,
         "used": NOT_AVAILABLE if gpu.mig else f"{gpu.used_mib} MiB",
         "free_mib": card.memory_mib - 600 - gpu.used_mib,
-        "busy": busy,
+        "busy": NOT_AVAILABLE if gpu.mig else f"{gpu.utilization} %",
         "sram": gpu.sram_parity + gpu.sram_secded,
-        "banks": 640 - gpu.remapped_uncorrectable,
         "remap_pending": "Yes" if gpu.remap_pending else "No",
         "remap_failure": "Yes" if gpu.remap_failure else "No",
-        "margin": 85 - gpu.temperature,
-        "memory_temperature": gpu.temperature + 6,
         "limit": f"{gpu.power_limit_w or card.power_w:.2f} W",
         "default": f"{card.power_w:.2f} W",
         "draw": f"{gpu.power_w:.2f} W",
         "most_mhz": card.sm_mhz,
-        "video_mhz": min(gpu.sm_mhz, 1290),
-        "fabric": "Completed" if joined else NOT_AVAILABLE,
-        "fabric_status": "Success" if joined else NOT_AVAILABLE,
         "processes": "".join(_PROCESS.format(**asdict(one)) for one in gpu.processes),
     }
 
