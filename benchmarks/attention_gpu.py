@@ -54,7 +54,7 @@ from benchmarks.attention.checks import (
     inputs,
     ours,
 )
-from benchmarks.attention.peers import FAILED, PEERS, Peer, find_peer
+from benchmarks.attention.peers import FAILURES, PEERS, Peer, find_peer
 from benchmarks.attention.times import Timed, breakdown, kernel_table, peak_bytes, timed
 from benchmarks.program import TO_BE_CONTINUED, Program, markdown_table, names, numbers
 from nsa.attention import choose_selected
@@ -148,7 +148,7 @@ def measure(
         row: dict[str, Any] = {"seq_len": seq_len, "shape": shape, "arm": name, "raw_s": []}
         row["dtype"] = str(dtype)
         rows[name] = row
-        failures = FAILED if name in peers else (RuntimeError,)
+        failures = FAILURES if name in peers else (RuntimeError,)
         try:
             if name in peers:
                 row["note"] = peers[name].note
