@@ -107,46 +107,28 @@ class Gpu:
     sm_mhz: int = 210
 
 
-_TEXT = Path(__file__).with_name("nvidia_smi.txt").read_text(encoding="utf-8")
+_, _HEAD, _GPU, _INSTANCE, _PROCESS = (
+    Path(__file__).with_name("nvidia_smi.txt").read_text(encoding="utf-8").split("\n\n")
+)
 _OF_DRIVERS = re.compile(r"(\d+)-(\d+)\s*(<.*)")
 _REASONS = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "hw_thermal_slowdown",
     "hw_power_brake_slowdown", "sync_boost", "sw_thermal_slowdown", "display_clocks_setting",
 )  # fmt: skip
-_INSTANCE = """
-<mig_device><index>{number}</index><gpu_instance_id>{gpu_instance}</gpu_instance_id>
-<compute_instance_id>0</compute_instance_id>
-<device_attributes><shared><multiprocessor_count>42</multiprocessor_count></shared>
-</device_attributes><ecc_error_count><volatile_count><sram_uncorrectable>0</sram_uncorrectable>
-</volatile_count></ecc_error_count><fb_memory_usage><total>{total} MiB</total>
-<used>19 MiB</used><free>{free} MiB</free></fb_memory_usage></mig_device>"""
-_PROCESS = """
-<process_info><gpu_instance_id>N/A</gpu_instance_id>
-<compute_instance_id>N/A</compute_instance_id><pid>{pid}</pid><type>{kind}</type>
-<process_name>{name}</process_name><used_memory>{used_mib} MiB</used_memory></process_info>"""
 
 
 def query_xml(driver: Driver, gpus: Sequence[Gpu]) -> str:
     """The document of `nvidia-smi -q -x`."""
     branch = int(driver.version.partition(".")[0])
-    head = {
-        "timestamp": "Sun Nov 22 06:00:00 2026",
-        "driver_version": driver.version,
-        "cuda_version": driver.cuda,
-        "attached_gpus": len(gpus),
-    }
-    lines = ['<?xml version="1.0" ?>']
-    lines.append(f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{driver.dtd}.dtd">')
-    lines.append("<nvidia_smi_log>")
-    lines += [f"<{tag}>{value}</{tag}>" for tag, value in head.items()]
-    lines += [_text_for(branch).format(**_fields(driver, gpu)) for gpu in gpus]
-    return "\n".join([*lines, "</nvidia_smi_log>", ""])
+    head = _HEAD.format(**asdict(driver), attached=len(gpus))
+    found = [_text_for(branch).format(**_fields(driver, gpu)) for gpu in gpus]
+    return "\n".join([head, *found, "</nvidia_smi_log>", ""])
 
 
 def _text_for(branch: int) -> str:
-    """The lines that a driver prints."""
+    """The lines that a driver prints of a GPU."""
     lines = []
-    for line in _TEXT.partition("\n\n")[2].splitlines():
+    for line in _GPU.splitlines():
         of = _OF_DRIVERS.match(line)
         if of is None:
             lines.append(line)
