@@ -88,9 +88,9 @@ class Gpu:
     pcie_gen_max: int = 4
     pcie_width: int = 16
     used_mib: int = 4
-    processes: tuple[Process, ...] = ()
+    processes: Sequence[Process] = ()
     performance_state: str = "P0"
-    reasons: tuple[str, ...] = ("gpu_idle",)
+    reasons: Sequence[str] = ("gpu_idle",)
     sram_parity: int = 0
     sram_secded: int = 0
     dram_uncorrectable: int = 0

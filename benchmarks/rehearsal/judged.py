@@ -28,7 +28,6 @@ from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
-from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.launch import attempt as attempts
 from runbook.launch import local
 from runbook.launch.observer import Observer
@@ -237,7 +236,6 @@ class _Stage:
             folder=attempt.run_dir,
             token=child.environment[RUN_TOKEN_VARIABLE],
             attempt=attempt.number,
-            samples=GPU_SAMPLES.columns,
         )
         enough = (lambda: asked(attempt.run_dir / "training.csv")) if asked else None
         ended: Ended = self.trainer.run(order, enough)

@@ -247,8 +247,7 @@ class Rank:
             "shadow": shadow([step for step in watched if step <= done]),
             "recomputed": twice | ({"gates": None} if self.rank else {}),
             "proof": self._proof(done),
-            "in_force": in_force(job.ranks, {}, cpus=2 * CORES)
-            | {"timeout_s": GROUP_TIMEOUT_S if job.plan.ddp else None},
+            "in_force": in_force(job.ranks, {}, cpus=2 * CORES),
         }
 
     def _twice(self) -> tuple[int, ...]:

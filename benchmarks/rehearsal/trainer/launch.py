@@ -34,7 +34,6 @@ class Order:
     folder: Path
     token: str
     attempt: int
-    samples: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +139,7 @@ class Trainer:
                 records.append(rank.end(over + 0.4 + late, code, reason, stop))
             write_beats(order.folder, rank.rank, records)
         if self.machine.sampled:
-            path = order.folder / "gpu_samples.csv"
-            write_samples(path, order.samples, ranks[0], stop, self.machine)
+            write_samples(order.folder / "gpu_samples.csv", ranks[0], stop, self.machine)
         lines = [*rundir.console(job, steps, stop), *end.says]
         if end.first is not None:
             number, code = end.first
