@@ -223,11 +223,8 @@ def length_of(row: dict[str, Any]) -> int:
 
 def measured_at(rows: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
     """Lengths at which each branch was measured, be the assumed cut the best one there or not."""
-    found: dict[str, set[int]] = {}
-    for row in rows:
-        if "ms" in row:
-            found.setdefault(row["branch"], set()).add(length_of(row))
-    return {branch: sorted(lengths) for branch, lengths in sorted(found.items())}
+    found = by([row for row in rows if "ms" in row], lambda row: row["branch"])
+    return {branch: sorted({length_of(row) for row in here}) for branch, here in sorted(found)}
 
 
 def save(rows: Sequence[dict[str, Any]]) -> None:

@@ -127,14 +127,13 @@ def query_xml(driver: Driver, gpus: Sequence[Gpu]) -> str:
 
 def _text_for(branch: int) -> str:
     """The lines that a driver prints of a GPU."""
-    lines = []
-    for line in _GPU.splitlines():
-        of = _OF_DRIVERS.match(line)
-        if of is None:
-            lines.append(line)
-        elif int(of[1]) <= branch <= int(of[2]):
-            lines.append(of[3])
-    return "\n".join(lines)
+    lines = ((line, _OF_DRIVERS.match(line)) for line in _GPU.splitlines())
+    told = (of[3] if of else line for line, of in lines if not of or branch in _span(of))
+    return "\n".join(told)
+
+
+def _span(of: re.Match[str]) -> range:
+    return range(int(of[1]), int(of[2]) + 1)
 
 
 def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:

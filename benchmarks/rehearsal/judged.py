@@ -22,7 +22,6 @@ from unittest import mock
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
 from benchmarks.rehearsal.trainer.launch import Ended, Order, Trainer
-from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook import launch as launcher
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
@@ -234,7 +233,6 @@ class _Stage:
             argv=child.argv,
             env=child.environment,
             folder=attempt.run_dir,
-            token=child.environment[RUN_TOKEN_VARIABLE],
             attempt=attempt.number,
         )
         enough = (lambda: asked(attempt.run_dir / "training.csv")) if asked else None

@@ -56,7 +56,7 @@ class Machine:
     torch_cuda None: torch was built without CUDA.
     counters_taken_at, kernel_log_of, samples_days: documents of another time, by their own times.
     versions: what env.json tells otherwise in the launches of a phase.
-    window: how the window branch runs; windows: how it runs otherwise in one launch.
+    windows: how the window branch runs in one launch, where it does not by triton.
     self_test: does the trainer test its kernels first?
     held_mhz: the SM clock that somebody set for training, by GPU, which no reason tells.
     told_rates: by how much ceilings.json exaggerates a ceiling, consistently. copied_mib: how much
@@ -96,7 +96,6 @@ class Machine:
     kernel_log_of: str = ""
     samples_days: float = 0.0
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    window: str = "triton"
     windows: Mapping[str, str] = field(default_factory=dict)
     self_test: bool = True
     held_mhz: Mapping[int, int] = field(default_factory=dict)

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -148,14 +148,18 @@ def compile_all(
     """Every kernel of the parts `names` that differs, each with its width."""
     for width, part in itertools.product(widths, names):
         cfg = NSAConfig(d_k=width, d_v=width)
-        known: list[Kernel] = []
-        for seq_len in (SHORT, LONG):
-            for kernel in PARTS[part](cfg, seq_len, PAIRS, as_assumed):
-                if kernel in known:
-                    continue
-                known.append(kernel)
-                for capability in capabilities:
-                    yield width, compile_kernel(kernel, capability, "bf16")
+        lengths = (PARTS[part](cfg, seq_len, PAIRS, as_assumed) for seq_len in (SHORT, LONG))
+        for kernel, capability in itertools.product(distinct(lengths), capabilities):
+            yield width, compile_kernel(kernel, capability, "bf16")
+
+
+def distinct(lengths: Iterable[Iterable[Kernel]]) -> list[Kernel]:
+    """The kernels of several lengths, each once."""
+    found: list[Kernel] = []
+    for kernel in itertools.chain.from_iterable(lengths):
+        if kernel not in found:
+            found.append(kernel)
+    return found
 
 
 def choices(path: Path) -> Iterator[tuple[Kernel, int]]:
@@ -167,13 +171,9 @@ def choices(path: Path) -> Iterator[tuple[Kernel, int]]:
     if document["shapes"] != launch.shapes_of(cfg, itemsize=2):
         raise ValueError(f"{path}: measured for other shapes than the production's")
     capability = int(document["capability"].replace(".", ""))
-    known: list[Kernel] = []
-    for branch, lengths in document["lengths"].items():
-        for seq_len in lengths:
-            for kernel in _put_in_place(document, branch, seq_len, cfg):
-                if kernel not in known:
-                    known.append(kernel)
-                    yield kernel, capability
+    measured = ((branch, at) for branch, lengths in document["lengths"].items() for at in lengths)
+    for kernel in distinct(_put_in_place(document, branch, at, cfg) for branch, at in measured):
+        yield kernel, capability
 
 
 def _put_in_place(

@@ -39,14 +39,13 @@ class Rank:
     job: Job
     steps: Steps
     rank: int
-    token: str
     began_s: float
     wall_s: float
 
     @property
     def pid(self) -> int:
         """A number above Linux's largest process id: no process of this machine is meant."""
-        return 4_200_000 + seed_of(self.job.where, self.token) % 90_000 + self.rank
+        return 4_200_000 + seed_of(self.job.where, self.job.token) % 90_000 + self.rank
 
     def record(self, event: Event, at_s: float, *, step: int, phase: Phase, **more: Any) -> Record:
         """A heartbeat at a time, in s from the beginning of the first step."""
@@ -57,7 +56,7 @@ class Rank:
             ts=round(mono + self.wall_s, 6),
             rank=self.rank,
             pid=self.pid,
-            token=self.token,
+            token=self.job.token,
             step=step,
             phase=phase,
             rss_mib=2900.0 + self.rank,
@@ -147,7 +146,10 @@ class Rank:
         told = {
             "loss": loss,
             "losses": [loss] * batches,
-            "again": {"batch": drawn_batch(self.token, self.rank, at + 1, batches), "loss": loss},
+            "again": {
+                "batch": drawn_batch(self.job.token, self.rank, at + 1, batches),
+                "loss": loss,
+            },
             "embedded": batches * math.prod(self.job.plan.micro_batch),
             "seconds": EVAL_S - 0.02,
             "data": data_of(self.job).held_out(self.rank, batches),
@@ -235,9 +237,9 @@ class Rank:
         told = {"loss": self.steps.loss[:done], "grad_norm": self.steps.norm[:done]}
         table = pd.DataFrame({"step": range(1, done + 1), **told})
         twice = recomputed(self._twice(), table, layers=job.model.n_layers)
-        watched = watched_steps(self.token, 1, job.plan.total_steps)
+        watched = watched_steps(self.job.token, 1, job.plan.total_steps)
         return {
-            "param_hash": hashlib.sha256(f"{job.where} {self.token}".encode()).hexdigest(),
+            "param_hash": hashlib.sha256(f"{job.where} {self.job.token}".encode()).hexdigest(),
             "fetched_sum": tokens_sum,
             "embedded_sum": tokens_sum,
             "moved": dict.fromkeys(GROUPS, moved),
@@ -252,4 +254,4 @@ class Rank:
 
     def _twice(self) -> tuple[int, ...]:
         profiled = self.job.plan.flags.profile_steps > 0
-        return recomputed_steps(self.token, 1, self.job.plan.total_steps, profiled=profiled)
+        return recomputed_steps(self.job.token, 1, self.job.plan.total_steps, profiled=profiled)

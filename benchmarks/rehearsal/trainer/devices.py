@@ -94,7 +94,7 @@ def write_samples(path: Path, rank: Rank, stop: int, machine: Machine) -> None:
     steps, job = rank.steps, rank.job
     ends = steps.device_end_s[:stop]
     over = float(ends[-1]) if stop else 0.0
-    random = np.random.default_rng(seed_of(job.where, rank.token, "samples"))
+    random = np.random.default_rng(seed_of(job.where, job.token, "samples"))
     at = np.arange(-12.0, over + 1.2, _EVERY_S)
     place = np.minimum(np.searchsorted(ends, at), max(0, stop - 1))
     trains = (at >= 0.0) & (at <= over) & (stop > 0)

@@ -33,6 +33,7 @@ class Job:
         self.plan = plan_launch(words, {**env, **torchrun})
         self.train, self.model = self.plan.config.train, self.plan.model_config()
         self.dataset = self.plan.config.data.dataset
+        self.token = str(self.plan.run_token)
         self.parameters = parameter_count(self.model)
         self.blocks: list[Block] = []
         self.refused: list[Block] = []

@@ -13,7 +13,15 @@ from benchmarks.rehearsal.trainer.beats import GROUP_TIMEOUT_S, STARTED_S, Rank
 from benchmarks.rehearsal.trainer.devices import write_ceilings, write_samples
 from benchmarks.rehearsal.trainer.job import Job, ranks_of
 from benchmarks.rehearsal.trainer.steps import seed_of, simulate
-from nsa.contract import ENV_JSON, SDPA_AUDIT_JSON, STACKDUMPS, Event, ExitCode, Phase
+from nsa.contract import (
+    ENV_JSON,
+    RUN_TOKEN_VARIABLE,
+    SDPA_AUDIT_JSON,
+    STACKDUMPS,
+    Event,
+    ExitCode,
+    Phase,
+)
 from runbook.records import Launch
 from tests.factory.files import write_beats
 
@@ -32,7 +40,6 @@ class Order:
     argv: Sequence[str]
     env: Mapping[str, str]
     folder: Path
-    token: str
     attempt: int
 
 
@@ -83,7 +90,9 @@ class Trainer:
         if "pytest" in order.argv:
             ended = self._pytest(order)
         elif "nsa.ceilings" in order.argv:
-            took = write_ceilings(order.folder, self.machine, ranks_of(order.argv), order.token)
+            took = write_ceilings(
+                order.folder, self.machine, ranks_of(order.argv), order.env[RUN_TOKEN_VARIABLE]
+            )
             ended = Ended(code=0, duration_s=took, console=["[ceilings] measured"])
         elif self.gone:
             ended = Ended(code=1, duration_s=9.0, console=[
@@ -105,12 +114,11 @@ class Trainer:
         seed = seed_of(self.machine.name, order.attempt)
         steps = simulate(self.machine, job, seed)
         ranks = [
-            Rank(machine=self.machine, job=job, steps=steps, rank=rank, token=order.token,
+            Rank(machine=self.machine, job=job, steps=steps, rank=rank,
                  began_s=began + STARTED_S, wall_s=_WALL_S)
             for rank in range(job.ranks)
         ]  # fmt: skip
         env = rundir.env_document(self.machine, job, order.launch, order.argv)
-        env["run_token"] = order.token
         (order.folder / ENV_JSON).write_text(json.dumps(env, indent=1), encoding="utf-8")
         for rank in ranks:
             (order.folder / STACKDUMPS.name(rank.rank, rank.pid)).touch()

@@ -92,7 +92,7 @@ def _blocks_read(job: Job, most: int) -> float:
 
 
 def env_document(machine: Machine, job: Job, launch: Launch, argv: Sequence[str]) -> dict[str, Any]:
-    """env.json: what was asked for, and what really ran; the run's token is not in it."""
+    """env.json: what was asked for, and what really ran."""
     profile = load_profile(machine.profile)
     made = env_files.env(launch, builder.batch_of(launch, profile))
     # The folder of the trainer's package is this machine's.
@@ -102,12 +102,13 @@ def env_document(machine: Machine, job: Job, launch: Launch, argv: Sequence[str]
         job.plan, device=device, n_params=job.parameters, floor=floor, floor_source=job.dataset
     )
     attention = env_files.attention(
-        profile.workload_of(launch.phase), machine.windows.get(job.where, machine.window)
+        profile.workload_of(launch.phase), machine.windows.get(job.where, "triton")
     )
     if not machine.self_test:
         attention["self_test"] |= {"ran": False, "reason": "NSA_SELF_TEST=off", "paths": {}}
     return {
         **made,
+        "run_token": job.token,
         "argv": list(argv),
         "git": {**made["git"], "branch": "main", "sha": SHA},
         "versions": {
