@@ -54,9 +54,9 @@ from benchmarks.attention.checks import (
     inputs,
     ours,
 )
-from benchmarks.attention.peers import FAILED, PEERS, Peer, find_peer
+from benchmarks.attention.peers import FAILURES, PEERS, Peer, find_peer
 from benchmarks.attention.times import Timed, breakdown, kernel_table, peak_bytes, timed
-from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
+from benchmarks.program import TO_BE_CONTINUED, Program, markdown_table, names, numbers
 from nsa.attention import choose_selected
 from nsa.config import Kernels, NSAConfig
 
@@ -148,7 +148,7 @@ def measure(
         row: dict[str, Any] = {"seq_len": seq_len, "shape": shape, "arm": name, "raw_s": []}
         row["dtype"] = str(dtype)
         rows[name] = row
-        failures = FAILED if name in peers else (RuntimeError,)
+        failures = FAILURES if name in peers else (RuntimeError,)
         try:
             if name in peers:
                 row["note"] = peers[name].note
@@ -260,10 +260,8 @@ def is_wrong(row: dict[str, Any]) -> bool:
 def main(argv: Sequence[str]) -> int:
     """0 all right, 1 an arm computes something else or ours does not run, 75 out of time."""
     program = Program(__doc__)
-    whole = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    names = lambda text: [part for part in text.split(",") if part]  # noqa: E731
     add = program.parser.add_argument
-    add("--lengths", type=whole, default=[1024, 2048, 4096, 8192, 16384, 32768])
+    add("--lengths", type=numbers, default=[1024, 2048, 4096, 8192, 16384, 32768])
     add("--shapes", type=names, default=[PRODUCTION])
     add("--rounds", type=int, default=9)
     add("--device", choices=("cuda", "cpu"), default="cuda")
@@ -275,22 +273,17 @@ def main(argv: Sequence[str]) -> int:
         raise SystemExit("no CUDA device: --device cpu compares small shapes on the CPU")
     if args.device == "cpu":
         torch.set_num_threads(1)  # waiting threads would count as CPU time
-    lines = args.out / "rows.jsonl"
-    rows: list[dict[str, Any]] = read_lines(lines)
-    longest_s = 0.0
+    rows, longest_s = program.rows, 0.0
     for shape, seq_len in product(args.shapes, args.lengths):
         if any((row["shape"], row["seq_len"]) == (shape, seq_len) for row in rows):
             continue
         # Four times the work at twice the length, at most.
         if rows and program.left_s < 4 * longest_s:
-            program.write(summary(rows), table(rows), {"rows": rows})
             return TO_BE_CONTINUED
         begun = time.monotonic()
-        found = measure(seq_len, args.device, args.rounds, args.check_to, peers, shape)
+        for row in measure(seq_len, args.device, args.rounds, args.check_to, peers, shape):
+            program.keep(row)
         longest_s = time.monotonic() - begun
-        for row in found:
-            append_line(lines, row)
-        rows += found
         program.write(summary(rows), table(rows), {"rows": rows})
     program.write(summary(rows), table(rows), {"rows": rows, "torch": torch.__version__})
     return 1 if any(is_wrong(row) for row in rows) else 0

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from runbook.files import write_atomic
 
@@ -26,10 +27,17 @@ class Program:
         self.parser.add_argument("--left-s", type=float, default=480.0, metavar="S")
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Read the command line; the folder exists afterwards."""
+        """Read the command line; the folder exists afterwards, `rows` are what it holds."""
         self.args = self.parser.parse_args(argv)
         self.args.out.mkdir(parents=True, exist_ok=True)
+        self._lines: Path = self.args.out / "rows.jsonl"
+        self.rows: list[dict[str, Any]] = read_lines(self._lines)
         return self.args
+
+    def keep(self, row: dict[str, Any]) -> None:
+        """One row more, which the next call with the same folder has from the beginning."""
+        append_line(self._lines, row)
+        self.rows.append(row)
 
     @property
     def left_s(self) -> float:
@@ -44,6 +52,16 @@ class Program:
         )
         write_atomic(out / "table.md", table.rstrip("\n") + "\n")
         print(summary, flush=True)
+
+
+def names(text: str) -> list[str]:
+    """Those of a comma-separated list."""
+    return [part for part in text.split(",") if part]
+
+
+def numbers(text: str) -> list[int]:
+    """Those of a comma-separated list."""
+    return [int(part) for part in names(text)]
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

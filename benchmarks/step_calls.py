@@ -12,6 +12,7 @@ Memory is what tensors hold, without what an allocator loses between them.
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import get_args
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from benchmarks.program import markdown_table, numbers
 from nsa.config import Kernels, ModelConfig, NSAConfig, Way
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.projection import rotations
@@ -107,25 +109,23 @@ def measure(
 def main() -> int:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    whole = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
-    parser.add_argument("--lengths", type=whole, default=[2048])
+    parser.add_argument("--lengths", type=numbers, default=[2048])
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--operators", type=int, default=0, metavar="N")
     args = parser.parse_args()
     cfg = replace(ModelConfig(vocab_size=256, n_layers=args.layers), gradient_checkpointing=False)
-    print("| S | attention | calls | peak MiB | of dense |\n|---:|---|---:|---:|---:|")
+    rows: list[tuple[object, ...]] = []
     for seq_len in args.lengths:
         dense = measure(cfg, seq_len, dense=True)
-        rows = {"dense": dense}
-        for kernels in get_args(Kernels):
-            found = measure(cfg, seq_len, kernels=kernels)
-            rows[f"nsa, {kernels}"] = found
-        for name, cost in rows.items():
+        costs = {f"nsa, {kind}": measure(cfg, seq_len, kernels=kind) for kind in get_args(Kernels)}
+        for name, cost in {"dense": dense, **costs}.items():
             ratio = cost.peak_bytes / dense.peak_bytes
-            mib = cost.peak_bytes / 2**20
-            print(f"| {seq_len} | {name} | {cost.total} | {mib:.0f} | {ratio:.2f} |")
-        for name, count in sorted(found.calls.items(), key=lambda pair: -pair[1])[: args.operators]:
-            print(f"    {count:6} {name}")
+            rows.append(
+                (seq_len, name, cost.total, f"{cost.peak_bytes / 2**20:.0f}", f"{ratio:.2f}")
+            )
+    print(markdown_table(("S", "attention", "calls", "peak MiB", "of dense"), rows))
+    for name, count in Counter(cost.calls).most_common(args.operators):
+        print(f"    {count:6} {name}")
     return 0
 
 

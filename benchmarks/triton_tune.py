@@ -19,12 +19,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import subprocess
+import multiprocessing
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -37,7 +38,7 @@ from torch import Tensor
 from benchmarks.attention.checks import CFG, inputs, largest_error, ours
 from benchmarks.attention.times import breakdown
 from benchmarks.attention_gpu import sparse
-from benchmarks.program import TO_BE_CONTINUED, Program, append_line, markdown_table, read_lines
+from benchmarks.program import TO_BE_CONTINUED, Program, markdown_table, names
 from nsa.attention.triton import launch
 from nsa.attention.triton.launch import file_of, get, put, shapes_of
 from nsa.attention.triton.tiles import Tile
@@ -47,6 +48,8 @@ from runbook.files import write_atomic
 _SAME = 2.0**-6
 # A value is kept if it takes at most this share of the shipped one's time: below, it may be noise.
 _WORTH = 0.97
+# What a line is of, beside the value.
+KNOB = ("shape", "branch", "field")
 
 
 def computed(x: dict[str, Tensor]) -> list[Tensor]:
@@ -59,11 +62,6 @@ def shapes(text: str) -> list[tuple[int, int]]:
     """ "2x2048,1x8192" as (batch, length)."""
     parts = (part.split("x") for part in text.split(","))
     return [(int(batch), int(length)) for batch, length in parts]
-
-
-def comma_separated(text: str) -> list[str]:
-    """The names."""
-    return [name for name in text.split(",") if name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,33 +89,26 @@ class Case:
     @contextmanager
     def in_force(self) -> Iterator[list[Any]]:
         """Calls are cut with that value; the list has what they would be cut by without."""
-        shipped, before = launch.CHOOSERS[self.branch], list[Any]()
+        saved, before = launch._with_choices, list[Any]()
 
-        def exchanged(*args: Any) -> Any:
-            cut = shipped(*args)
+        # In the place of what was saved before, which would come on top of it.
+        def exchanged(branch: str, cut: Any, *told: Any) -> Any:
+            if branch != self.branch:
+                return saved(branch, cut, *told)
             before.append(get(cut, self.field))
             return put(cut, self.field, self.value)
 
-        saved = launch._with_choices
-
-        def unsaved(branch: str, cut: Any, *told: Any) -> Any:
-            return cut if branch == self.branch else saved(branch, cut, *told)
-
-        # What was saved before would come on top of it.
-        with (
-            patch.dict(launch.CHOOSERS, {self.branch: exchanged}),
-            patch.object(launch, "_with_choices", unsaved),
-        ):
+        with patch.object(launch, "_with_choices", exchanged):
             yield before
 
 
-def cases(args: Any) -> list[Case]:
-    """All that triton_knobs.yaml asks to try, a shape after the other."""
+def cases(shapes: Sequence[tuple[int, int]], only: Sequence[str]) -> list[Case]:
+    """All that triton_knobs.yaml asks to try of these kernels, a shape after the other."""
     text = Path(__file__).with_name("triton_knobs.yaml").read_text(encoding="utf-8")
     found = []
-    for shape, (branch, knobs) in itertools.product(args.shapes, yaml.safe_load(text).items()):
+    for shape, (branch, knobs) in itertools.product(shapes, yaml.safe_load(text).items()):
         for field, told in knobs.items():
-            if args.only and not set(args.only).intersection(told["kernels"]):
+            if only and not set(only).intersection(told["kernels"]):
                 continue
             values = told.get("values") or [
                 Tile(rows=rows, warps=warps, stages=stages)
@@ -131,83 +122,67 @@ def cases(args: Any) -> list[Case]:
     return found
 
 
-def tensors(shape: tuple[int, int], device: str) -> dict[str, Tensor]:
+# Cases of one shape follow each other.
+@lru_cache(maxsize=1)
+def tensors(shape: tuple[int, int]) -> dict[str, Tensor]:
     """Of that batch and length."""
     batch, length = shape
-    return inputs(length, torch.bfloat16, device, batch)
+    return inputs(length, torch.bfloat16, "cuda", batch)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shipped:
-    """One shape as it is: the tensors, what they give, and the kernels that run."""
-
-    x: dict[str, Tensor]
-    truth: list[Tensor]
-    launched: set[str]
-
-    @classmethod
-    def at(cls, shape: tuple[int, int]) -> Shipped:
-        """Measured."""
-        x = tensors(shape, "cuda")
-        launched = {one["kernel"] for one in breakdown(sparse(x, "triton"))}
-        return cls(x=x, truth=computed(x), launched=launched)
+@lru_cache(maxsize=1)
+def shipped(shape: tuple[int, int]) -> tuple[list[Tensor], set[str]]:
+    """What a shape gives as it is, and the kernels that run."""
+    x = tensors(shape)
+    launched = {one["kernel"] for one in breakdown(sparse(x, "triton"))}
+    return computed(x), launched
 
 
-def measure(case: Case, shipped: Shipped) -> dict[str, Any]:
+def measure(case: Case) -> dict[str, Any]:
     """Its line: milliseconds of its kernels, or why there are none."""
     row = case.key | {"kernels": list(case.kernels)}
-    if not shipped.launched.intersection(case.kernels):
+    x, (truth, launched) = tensors(case.shape), shipped(case.shape)
+    if not launched.intersection(case.kernels):
         return row | {"problem": "not launched at this shape"}
     with case.in_force() as before:
         try:
-            ours(shipped.x, "triton")
+            ours(x, "triton")
             # The last one is of the choice of blocks; operators before it know less of the config.
             row["shipped"] = before[-1] == case.value
-            error = largest_error(computed(shipped.x), shipped.truth)
-            found = {one["kernel"]: one["ms"] for one in breakdown(sparse(shipped.x, "triton"))}
+            error = largest_error(computed(x), truth)
+            found = {one["kernel"]: one["ms"] for one in breakdown(sparse(x, "triton"))}
         except (RuntimeError, ValueError) as problem:  # too much shared memory, no such layout
             return row | {"problem": " ".join(str(problem).split())[:160]}
     time_ms = sum(found[name] for name in case.kernels if name in found)
     return row | {"ms": time_ms, "error": error, "right": error <= _SAME}
 
 
-def compile_share(args: Any) -> None:
-    """Run every n-th case once, so that what it compiles lies in Triton's cache."""
-    number, of = (int(part) for part in args.compile.split("/"))
-    kept: tuple[tuple[int, int], dict[str, Tensor]] | None = None
-    for case in cases(args)[number::of]:
-        if kept is None or kept[0] != case.shape:
-            kept = case.shape, tensors(case.shape, "cuda")
-        with case.in_force():
-            try:
-                computed(kept[1])
-            except (RuntimeError, ValueError):
-                continue  # measured later, and said there
+def compile_case(case: Case) -> None:
+    """Run it once, so that what it compiles lies in Triton's cache."""
+    with case.in_force(), suppress(RuntimeError, ValueError):  # measured later, and said there
+        computed(tensors(case.shape))
 
 
-def compile_all(program: Program) -> None:
-    """All cases, by processes of their own."""
-    args = program.args
-    words = [sys.executable, "-m", "benchmarks.triton_tune", "--out", str(args.out)]
-    words += ["--shapes", ",".join(f"{b}x{s}" for b, s in args.shapes)]
-    words += ["--only", ",".join(args.only)]
-    shares = [
-        subprocess.Popen([*words, "--compile", f"{number}/{args.processes}"])
-        for number in range(args.processes)
-    ]
-    for share in shares:
-        try:
-            share.wait(timeout=max(1.0, program.left_s / 2))
-        except subprocess.TimeoutExpired:
-            share.kill()
+def compile_all(tried: Sequence[Case], processes: int, within_s: float) -> None:
+    """All cases, by processes of their own, which are ended after so long."""
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map_async(compile_case, tried, chunksize=1).wait(within_s)
+
+
+def by(
+    rows: Sequence[dict[str, Any]], key: Callable[[dict[str, Any]], Any]
+) -> Iterable[tuple[Any, list[dict[str, Any]]]]:
+    """The rows of each key, in the order in which keys come first."""
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found.items()
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """In Markdown: of every knob the shipped value and the best ones."""
     cells = []
-    names = dict.fromkeys((row["shape"], row["branch"], row["field"]) for row in rows)
-    for shape, branch, field in names:
-        here = [r for r in rows if (r["shape"], r["branch"], r["field"]) == (shape, branch, field)]
+    for (shape, branch, field), here in by(rows, lambda row: tuple(row[key] for key in KNOB)):
         known = sorted((row for row in here if row.get("right")), key=lambda row: row["ms"])
         shipped = next((row for row in known if row["shipped"]), None)
         for row in [*known[:3], *([shipped] if shipped and shipped not in known[:3] else [])]:
@@ -226,12 +201,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The best value of each kernel at each shape, where it is worth it."""
     found = []
-    for shape, kernel in dict.fromkeys((row["shape"], row["kernels"][0]) for row in rows):
-        here = [
-            row
-            for row in rows
-            if row.get("right") and (row["shape"], row["kernels"][0]) == (shape, kernel)
-        ]
+    right = [row for row in rows if row.get("right")]
+    for _, here in by(right, lambda row: (row["shape"], row["kernels"][0])):
         shipped = [row["ms"] for row in here if row["shipped"]]
         if not shipped:
             continue
@@ -252,11 +223,8 @@ def length_of(row: dict[str, Any]) -> int:
 
 def measured_at(rows: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
     """Lengths at which each branch was measured, be the assumed cut the best one there or not."""
-    found: dict[str, set[int]] = {}
-    for row in rows:
-        if "ms" in row:
-            found.setdefault(row["branch"], set()).add(length_of(row))
-    return {branch: sorted(lengths) for branch, lengths in sorted(found.items())}
+    found = by([row for row in rows if "ms" in row], lambda row: row["branch"])
+    return {branch: sorted({length_of(row) for row in here}) for branch, here in sorted(found)}
 
 
 def save(rows: Sequence[dict[str, Any]]) -> None:
@@ -285,33 +253,22 @@ def main(argv: Sequence[str]) -> int:
     program = Program(__doc__)
     add = program.parser.add_argument
     add("--shapes", type=shapes, default=shapes("2x2048,1x32768"), help="BATCHxS,...")
-    add("--only", type=comma_separated, default=[], help="kernels, comma-separated (default: all)")
+    add("--only", type=names, default=[], help="kernels, comma-separated (default: all)")
     add("--processes", type=int, default=12, help="that compile")
-    add("--compile", default="", help="N/OF: compile this share, measure nothing")
     add("--save", action="store_true", help="write the best into the package")
     args = program.parse(argv)
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device: times are what this is about")
-    if args.compile:
-        compile_share(args)
-        return 0
-    begun = time.monotonic()
-    compile_all(program)
+    rows, begun = program.rows, time.monotonic()
+    known = [{key: row[key] for key in (*KNOB, "value")} for row in rows]
+    left = [case for case in cases(args.shapes, args.only) if case.key not in known]
+    compile_all(left, args.processes, within_s=program.left_s / 2)
     print(f"compiled in {time.monotonic() - begun:.0f} s", flush=True)
-    lines = args.out / "rows.jsonl"
-    rows: list[dict[str, Any]] = read_lines(lines)
-    known = [{key: row[key] for key in ("shape", "branch", "field", "value")} for row in rows]
-    done: tuple[tuple[int, int], Shipped] | None = None
-    for case in cases(args):
-        if case.key in known:
-            continue
+    for case in left:
         if program.left_s < 5:
             program.write("out of time", table(rows), {"rows": rows})
             return TO_BE_CONTINUED
-        if done is None or done[0] != case.shape:
-            done = case.shape, Shipped.at(case.shape)
-        rows.append(measure(case, done[1]))
-        append_line(lines, rows[-1])
+        program.keep(measure(case))
     if args.save:
         save(rows)
     wrong = [row for row in rows if "ms" in row and not row["right"]]

@@ -77,7 +77,6 @@ def test_a_stage_that_fails_says_its_last_line_and_the_others_run(
 def test_a_stage_out_of_time_is_ended_with_all_its_processes_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_GRACE_S", 1.0)
     monkeypatch.setattr(sessions, "_TOO_LITTLE_S", 0.1)
     slow = stage("slow", ENDS_BADLY, "print('never')", limit_s=crowded(3.0))
     code, found = session(tmp_path, monkeypatch, slow)
@@ -110,7 +109,7 @@ def test_only_tests_that_ran_are_passed(
     tmp_path: Path, cases: str, status: Status, says: str
 ) -> None:
     (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
-    place = Place(folder=tmp_path, profile="cpu", stand_in=True, told_s=1)
+    place = Place(folder=tmp_path, stand_in=True, told_s=1)
     found, text = judge_tests(place, [End(code=0, log=tmp_path / "pytest.log")])
     assert found is status and says in text
 

@@ -88,7 +88,7 @@ def check_peer(x: dict[str, Tensor], check_to: int, peer: Peer) -> tuple[float, 
     Which blocks it chose is not known, so only tokens that see no more than n_sel of them decide;
     of later ones the share is told that agrees.
     """
-    cfg, out = peer.fixed(cfg_of(x)), called(peer, x)
+    cfg, out = peer.own_cfg(cfg_of(x)), called(peer, x)
     seq_len, kept = out.shape[1], min(out.shape[1], check_to)
     wide = {n: value.detach()[:, :kept].double().requires_grad_() for n, value in x.items()}
     truth, _ = attend(Branches(**wide), cfg, Way(path="reference"))

@@ -1,6 +1,6 @@
 """Public kernels of Native Sparse Attention by name: how each is called, and what it refuses.
 
-Read, for what is called here, were
+The calls follow the sources of
 flash-nsa: mdy666/Scalable-Flash-Native-Sparse-Attention, fcf117c3,
 fla: fla-core 0.6.0, where fla-org/native-sparse-attention (bd67af59) went on,
 fsa: Relaxed-System-Lab/Flash-Sparse-Attention, 1da34f35,
@@ -8,9 +8,9 @@ xunhao: XunhaoLai/native-sparse-attention-triton, 9bea856c,
 liger: linkedin/Liger-Kernel, pull request 1288, 94bcc232; no release has this attention,
 lucidrains: native-sparse-attention-pytorch 0.2.3, 83fa271c.
 
-Each gets keys of its own for every branch, as `nsa_attention` does, its operators called one after
-the other; the one module of lucidrains gets those of the selected branch for all. The window, which
-most leave to FlashAttention, is torch's copy of that. Nothing is imported before it is asked for.
+Each branch gets its own keys and values, as in `nsa_attention`; the one module of lucidrains gets
+those of the selected branch for all. The window, which most leave to FlashAttention, runs by the
+copy of it that torch ships. A package is imported when its peer is called.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from nsa.attention.branches import Branches
 from nsa.attention.selection import mean_pool
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS, NSAConfig
 
-# How a peer refuses, or breaks: none of it ends the measurement of the others.
-FAILED: tuple[type[Exception], ...] = (
+# What a peer raises that refuses a call or breaks: the others are measured all the same.
+FAILURES: tuple[type[Exception], ...] = (
     *(RuntimeError, AssertionError, AttributeError, ImportError, TypeError, ValueError),
     *([resolve_name("triton.errors:TritonError")] if find_spec("triton") else []),
 )
@@ -42,16 +42,17 @@ FORCED = FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Somebody else's attention: called as `nsa.attention.nsa_attention` is, returns the same.
+    """Somebody else's attention, called as `nsa.attention.nsa_attention` is.
 
-    run: gets the modules by these names, the eight tensors by name, and cfg. heads: the numbers it
-    takes in a group, if not any. fixed: cfg as its equations have it. note: on its figures.
+    run: gets the imported modules, then the eight tensors and cfg by name. heads: the query heads
+    of a group that it takes; any where empty. own_cfg: the sizes that it computes with, for a cfg
+    that is asked for. note: how what it computes differs.
     """
 
     run: Callable[..., Tensor]
     modules: tuple[str, ...] = ()
     heads: tuple[int, ...] = ()
-    fixed: Callable[[NSAConfig], NSAConfig] = lambda cfg: cfg
+    own_cfg: Callable[[NSAConfig], NSAConfig] = lambda cfg: cfg
     note: str = ""
 
     def __call__(self, cfg: NSAConfig, **x: Tensor) -> Tensor:
@@ -62,14 +63,15 @@ class Peer:
             modules = [import_module(name) for name in self.modules]
         except ImportError as error:
             raise RuntimeError(f"not installed: {error}") from error
-        return self.run(*modules, cfg=self.fixed(cfg), **Branches(**x).named())
+        return self.run(*modules, cfg=self.own_cfg(cfg), **Branches(**x).named())
 
 
 def window(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
     """The last w tokens, the current too: q [S,H,D] on k and v [S,G,D] to [S,H,D]."""
     if q.is_cuda:
-        near = (_ends(q), _ends(q), len(q), len(q))
-        out: Tensor = varlen_attn(q, k, v, *near, window_size=(w - 1, 0), enable_gqa=True)
+        ends = _ends(q)
+        sequence = (ends, ends, len(q), len(q))
+        out: Tensor = varlen_attn(q, k, v, *sequence, window_size=(w - 1, 0), enable_gqa=True)
         return out
     back = torch.arange(len(q))[:, None] - torch.arange(len(q))
     heads = (x.transpose(0, 1)[None] for x in (q, k, v))
@@ -78,17 +80,17 @@ def window(q: Tensor, k: Tensor, v: Tensor, w: int) -> Tensor:
 
 
 def _ends(q: Tensor) -> Tensor:
-    """Where the one sequence [S,H,D] begins and ends; made on the device, to be recorded."""
+    """0 and S of one sequence [S,H,D]; made on the device, so that a CUDA graph can record it."""
     return torch.arange(2, dtype=torch.int32, device=q.device) * len(q)
 
 
-def _mixed(gates: Tensor, cmp: Tensor, sel: Tensor, win: Tensor) -> Tensor:
-    """The sum of branches [...,H,D] by gates [...,H,3]."""
+def _gated(gates: Tensor, cmp: Tensor, sel: Tensor, win: Tensor) -> Tensor:
+    """The sum of the branches [...,H,D], weighted by gates [...,H,3]."""
     return gates[..., 0:1] * cmp + gates[..., 1:2] * sel + gates[..., 2:3] * win
 
 
 def _flash_nsa(nsa: Any, combine: Any, *, cfg: NSAConfig, **x: Tensor) -> Tensor:
-    """Its sizes are those of a class; a gate is given before its sigmoid."""
+    """Its block sizes are attributes of a class; it applies the sigmoid of the gates itself."""
     q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = (part[0] for part in x.values())
     nsa.NSAHelper.set_hyperparameters(cfg.l, cfg.d, cfg.l_sel, cfg.w, cfg.n_sel, *FORCED)
     if nsa.NSAHelper.x_maxlen != len(q):
@@ -110,7 +112,7 @@ def _fla(nsa: Any, *, cfg: NSAConfig, **x: Tensor) -> Tensor:
     blocks = nsa.parallel_nsa_topk(q, keys, seq_len, lse, cfg.n_sel, cfg.l, scale)
     picked = (blocks, cfg.n_sel, cfg.l_sel, scale, None)
     sel = nsa.ParallelNSAFunction.apply(q, k_sel, v_sel, *picked)
-    return _mixed(gates, cmp, sel, window(q[0], k_win[0], v_win[0], cfg.w)[None])
+    return _gated(gates, cmp, sel, window(q[0], k_win[0], v_win[0], cfg.w)[None])
 
 
 def _xunhao(ops: Any, selected: Any = None, *, cfg: NSAConfig, **x: Tensor) -> Tensor:
@@ -121,19 +123,19 @@ def _xunhao(ops: Any, selected: Any = None, *, cfg: NSAConfig, **x: Tensor) -> T
     sizes = (cfg.l, cfg.d, cfg.l_sel, cfg.n_sel, ends, ends_of_keys, len(q), len(keys))
     cmp, blocks = ops.compressed_attention(q, keys, values, *sizes, None, *FORCED)
     sel = (selected or ops.topk_sparse_attention)(q, k_sel, v_sel, blocks, cfg.l_sel, ends)
-    return _mixed(gates, cmp, sel, window(q, k_win, v_win, cfg.w))[None]
+    return _gated(gates, cmp, sel, window(q, k_win, v_win, cfg.w))[None]
 
 
 def _fsa(ops: Any, fsa: Any, *, cfg: NSAConfig, **x: Tensor) -> Tensor:
-    """As its module does: its own kernel for up to 8 heads in a group."""
-    few = fsa.FSA_topk_sparse_attention if cfg.heads_per_group <= 8 else None
-    return _xunhao(ops, few, cfg=cfg, **x)
+    """As its module does: above 8 heads in a group by its copy of xunhao's kernel."""
+    own = fsa.FSA_topk_sparse_attention if cfg.heads_per_group <= 8 else None
+    return _xunhao(ops, own, cfg=cfg, **x)
 
 
 def _liger(
     nsa: Any, of_cmp: Any, of_sel: Any, of_win: Any, *, cfg: NSAConfig, **x: Tensor
 ) -> Tensor:
-    """It has no pooling by means: ours."""
+    """It pools by no means, so keys and values are pooled by ours."""
     x |= {name: mean_pool(x[name], cfg).to(x["q"].dtype) for name in ("k_cmp", "v_cmp")}
     q, keys, values, k_sel, v_sel, k_win, v_win, gates = (t.transpose(1, 2) for t in x.values())
     scale = cfg.d_k**-0.5
@@ -145,52 +147,46 @@ def _liger(
         blocks = nsa.select_blocks(scores, cfg.l_sel, cfg.n_sel, *FORCED)
     sel = of_sel.nsa_selected_attention(q, k_sel, v_sel, blocks, cfg.l_sel, scale)
     win = of_win.nsa_sliding_attention(q, k_win, v_win, cfg.w, scale)
-    return _mixed(gates, cmp, sel, win).transpose(1, 2)
+    return _gated(gates, cmp, sel, win).transpose(1, 2)
 
 
-class _Do(torch.nn.Module):
-    """A function where a module is asked for."""
-
-    def __init__(self, does: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.does = does
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Of one tensor."""
-        return self.does(x)
+def _as_module(function: Callable[[Tensor], Tensor]) -> torch.nn.Module:
+    module = torch.nn.Module()
+    module.forward = function
+    return module
 
 
 @cache
-def _module(layer: Any, cfg: NSAConfig, triton: bool) -> Any:
-    """Without projections and rotary positions: what goes in is q, k, v and logits of gates."""
+def _without_projections(layer: Any, cfg: NSAConfig, triton: bool) -> Any:
+    """A layer that takes q, k, v and the gates' logits side by side, and turns nothing."""
     gates = 3 * cfg.n_heads
     module = layer(
         dim=1, dim_head=cfg.d_k, heads=cfg.n_heads, kv_heads=cfg.n_kv_groups, causal=True,
         norm=False, sliding_window_size=cfg.w - 1, compress_block_size=cfg.l,
         compress_block_sliding_stride=cfg.d, selection_block_size=cfg.l_sel,
         num_selected_blocks=cfg.n_sel - 1, use_triton_kernel=triton,
-        compress_mlp=_Do(lambda x: x.mean(-2)), strategy_combine_mlp=_Do(lambda x: x[..., -gates:]),
+        compress_mlp=_as_module(lambda x: x.mean(-2)),
+        strategy_combine_mlp=_as_module(lambda x: x[..., -gates:]),
     )  # fmt: skip
-    module.to_qkv, module.combine_heads = _Do(lambda x: x[..., :-gates]), torch.nn.Identity()
+    module.to_qkv, module.combine_heads = _as_module(lambda x: x[..., :-gates]), torch.nn.Identity()
     module.rotary_emb.rotate_queries_with_cached_keys = lambda q, k: (q, k)
     return module
 
 
 def _lucidrains(package: Any, *, cfg: NSAConfig, **x: Tensor) -> Tensor:
     parts = (x["q"], x["k_sel"], x["v_sel"], x["gates"].logit())
-    module = _module(package.SparseAttention, cfg, parts[0].is_cuda).to(parts[0])
+    module = _without_projections(package.SparseAttention, cfg, parts[0].is_cuda).to(parts[0])
     out: Tensor = module(torch.cat([part.flatten(2) for part in parts], -1))
     return out.view(parts[0].shape)
 
 
-_KINDS = ("compressed", "selected", "sliding")
 PEERS = {
     "flash-nsa": Peer(run=_flash_nsa, modules=("flash_nsa", "flash_nsa.ops.combine")),
     "fla": Peer(
         run=_fla,
         modules=("fla.ops.nsa.parallel",),
         heads=(16, 32, 64, 128),
-        fixed=lambda cfg: replace(cfg, l=cfg.l_sel, d=cfg.l_sel),
+        own_cfg=lambda cfg: replace(cfg, l=cfg.l_sel, d=cfg.l_sel),
         note="compresses whole blocks of l_sel",
     ),
     "fsa": Peer(
@@ -203,7 +199,10 @@ PEERS = {
         run=_liger,
         modules=(
             "liger_kernel.transformers.native_sparse_attention",
-            *(f"liger_kernel.ops.nsa_{kind}_attention" for kind in _KINDS),
+            *(
+                f"liger_kernel.ops.nsa_{kind}_attention"
+                for kind in ("compressed", "selected", "sliding")
+            ),
         ),
         note="scores a block by compressed keys of the next one too",
     ),
@@ -222,10 +221,9 @@ def find_peer(text: str) -> Peer:
         return PEERS[text]
     try:
         run = resolve_name(text)
+        problem = "" if callable(run) else f"{type(run).__name__} is not callable"
     except (ImportError, AttributeError, ValueError) as error:
-        known = ", ".join(PEERS)
-        raise SystemExit(f"--peers {text}: {error}; give {known} or module:callable") from error
-    if not callable(run):
-        kind = type(run).__name__
-        raise SystemExit(f"--peers {text}: {kind} is not callable; give module:callable")
+        problem = str(error)
+    if problem:
+        raise SystemExit(f"--peers {text}: {problem}; give {', '.join(PEERS)} or module:callable")
     return Peer(run=run)

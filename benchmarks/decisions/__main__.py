@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 import zlib
 from dataclasses import asdict
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +46,8 @@ def percent(rate: float, runs: int) -> str:
     return f"{rate:.2%} ± {(rate * (1 - rate) / runs) ** 0.5:.2%}"
 
 
-def line_of(cell: Cell, result: Result) -> str:
-    """One row of the Markdown table."""
+def row_of(cell: Cell, result: Result) -> tuple[str, ...]:
+    """One row of the table."""
     order = (*SHOWN, *sorted(set(result.answers) - set(SHOWN)))
     answers = ", ".join(
         f"{name} {percent(result.rate(name), result.runs)}"
@@ -66,15 +66,11 @@ def line_of(cell: Cell, result: Result) -> str:
         note = f"{cell.documented_error}: {percent(result.documented_rule, result.runs)}"
     spread = f"{result.standard_error:.2%}" if cell.question.startswith("best arm") else ""
     steps = f"{result.steps / result.runs:.0f}"
-    cells = (cell.noise.name, cell.truth, answers, figures, note, steps, spread)
-    return "| " + " | ".join(cells) + " |"
+    return cell.noise.name, cell.truth, answers, figures, note, steps, spread
 
 
-HEADER = (
-    "| noise | truth | our answers | figure | documented rule errs "
-    "| mean steps | SE of 600 steps |\n"
-    "|---|---|---|---|---|---|---|"
-)
+HEADER = ("noise", "truth", "our answers", "figure", "documented rule errs", "mean steps",
+          "SE of 600 steps")  # fmt: skip
 BEGIN, END = "<!-- begin: benchmarks/decisions.py -->", "<!-- end: benchmarks/decisions.py -->"
 
 
@@ -107,25 +103,24 @@ def _in_words(plan: Plan) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=4000, help="simulated runs per cell")
-    parser.add_argument("--only", default="", help="cells whose name contains this text")
     parser.add_argument("--write", type=Path, help="put the tables into this Markdown document")
     options = parser.parse_args()
-    cells = [cell for cell in all_cells() if options.only in cell.name]
-    lines, missed, question = [], 0, ""
-    for cell in cells:
-        begun = time.process_time()
-        result = simulate(cell, options.runs)
-        missed += sum(claim.holds(result) is False for claim in cell.claims)
-        if cell.question != question:
-            question = cell.question
-            lines += ["", f"### {question[0].upper()}{question[1:]}", "", HEADER]
-        lines.append(line_of(cell, result))
-        print(f"{time.process_time() - begun:5.1f} s CPU  {cell.name}", file=sys.stderr)
-    head = f"{options.runs} simulated runs per cell, seed 0.\n\n{noise_table(cells)}"
-    tables = "\n".join([head, plan_table().rstrip("\n"), *lines])
+    cells = all_cells()
+    tables = (
+        f"{options.runs} simulated runs per cell, seed 0.\n\n{noise_table(cells)}\n{plan_table()}"
+    )
+    missed = 0
+    for question, those in groupby(cells, key=lambda cell: cell.question):
+        rows = []
+        for cell in those:
+            result = simulate(cell, options.runs)
+            missed += sum(claim.holds(result) is False for claim in cell.claims)
+            rows.append(row_of(cell, result))
+            print(cell.name, file=sys.stderr)
+        tables += f"\n### {question[0].upper()}{question[1:]}\n\n{markdown_table(HEADER, rows)}"
     print(tables)
     if options.write:
-        put_between(options.write, BEGIN, END, tables)
+        put_between(options.write, BEGIN, END, tables.rstrip("\n"))
     print(f"{missed} figure(s) missed" if missed else "all figures met", file=sys.stderr)
     return 1 if missed else 0
 

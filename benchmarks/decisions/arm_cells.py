@@ -48,6 +48,7 @@ from runbook.stats.plans import (
     FASTER_PLAN,
     FUSED_LAUNCHES_PLAN,
     FUSED_PLAN,
+    InterimPlan,
 )
 
 ARMS = ("25", "50", "100")
@@ -156,16 +157,17 @@ def _precise(result: Result) -> bool:
     return result.standard_error <= 0.011
 
 
+def _keeps(plan: InterimPlan) -> Decide:
+    return lambda values, steps: non_inferiority(values[:, 0], values[:, 1], plan=plan, steps=steps)
+
+
 def _fused(noise: Noise, speed: float, *, launch: bool = False) -> Run:
     plan = FUSED_LAUNCHES_PLAN if launch else FUSED_PLAN
-
-    def decide(values: FloatArray, steps: Any) -> Decision:
-        return non_inferiority(values[:, 0], values[:, 1], plan=plan, steps=steps)
 
     def errs(times: list[FloatArray]) -> npt.NDArray[np.bool_]:
         return keep_fused(*times) == (speed < 1)
 
-    return _arms(noise, (1.0, speed), decide, plan.max_rounds, launch=launch, documented=errs)
+    return _arms(noise, (1.0, speed), _keeps(plan), plan.max_rounds, launch=launch, documented=errs)
 
 
 def fused_cells() -> Iterator[Cell]:
@@ -197,18 +199,14 @@ def fused_cells() -> Iterator[Cell]:
 
 def stalling_cells() -> Iterator[Cell]:
     """The variant loses so many step times at once in a tenth of its rounds, else it is equal."""
-    question = "fused AdamW that stalls in a tenth of its rounds"
-
-    def decide(values: FloatArray, steps: Any) -> Decision:
-        return non_inferiority(values[:, 0], values[:, 1], plan=FUSED_PLAN, steps=steps)
-
+    question, plan = "fused AdamW that stalls in a tenth of its rounds", FUSED_PLAN
     for noise in (CALM, NOISY):
         for steps in (6.0, 10.0, 40.0):
             truth = f"for {steps:.0f} steps, {steps / 2:.0f} % of its time"
             run = _arms(
-                noise, (1.0, 1.0), decide, FUSED_PLAN.max_rounds, stall_share=0.1, stall_steps=steps
+                noise, (1.0, 1.0), _keeps(plan), plan.max_rounds, stall_share=0.1, stall_steps=steps
             )
-            yield Cell(question, noise, truth, run, (Claim("KEEP", 0.08),), plan=FUSED_PLAN)
+            yield Cell(question, noise, truth, run, (Claim("KEEP", 0.08),), plan=plan)
 
 
 def equal_arms_cells() -> Iterator[Cell]:

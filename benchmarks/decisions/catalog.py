@@ -8,13 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.decisions.arm_cells import (
-    equal_arms_cells,
-    faster_cells,
-    fused_cells,
-    stalling_cells,
-    sweep_cells,
-)
+from benchmarks.decisions import arm_cells
 from benchmarks.decisions.cells import (
     LAUNCH_WARMUP,
     Cell,
@@ -250,16 +244,16 @@ def _earlier_cells() -> Iterator[Cell]:
 def all_cells() -> list[Cell]:
     """Every situation, in the order of the published table."""
     groups = (
-        sweep_cells,
-        fused_cells,
-        stalling_cells,
-        equal_arms_cells,
+        arm_cells.sweep_cells,
+        arm_cells.fused_cells,
+        arm_cells.stalling_cells,
+        arm_cells.equal_arms_cells,
         _target_cells,
         _steady_cells,
         _memory_cells,
         _scaling_cells,
         _nightly_cells,
         _earlier_cells,
-        faster_cells,
+        arm_cells.faster_cells,
     )
     return [cell for group in groups for cell in group()]

@@ -1,9 +1,11 @@
 """Make the examples: `python -m benchmarks.examples [--only NAME,...] [--out DIR]`.
 
-Runs one after the other, each as a person would start it, then copies their reports to DIR/NAME
-(docs/examples unless --out names another). A run that ends with another exit code than it should
-is an error, and its reports are not copied. `--picture FILE` shows the page of the healthy one as
-a browser does, from the verdict to what decided it; with `--only ""` of the page that is there.
+Real runs of this machine's CPU that end in every way a reader should have seen: one healthy, the
+others with one thing wrong. One after the other, each as a person would start it; then their
+reports are copied to DIR/NAME (docs/examples unless --out names another). A run that ends with
+another exit code than it should is an error, and its reports are not copied. `--picture FILE` shows
+the page of the healthy one as a browser does, from the verdict to what decided it; with `--only ""`
+of the page that is there.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from typing import Any
 
 import yaml
 
-from benchmarks.program import markdown_table, put_between
+from benchmarks.program import markdown_table, names, put_between
+from runbook.config.load import load_profile
 from runbook.folder import run_folders
 from tests.reports.browser import MISSING, chromium, running
 
@@ -53,16 +56,15 @@ EXAMPLES = tuple(
 def main(argv: Sequence[str]) -> int:
     """Make the examples that were asked for; 1 if one did not end as it should."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.examples", description=__doc__)
-    names = [example.name for example in EXAMPLES]
-    parser.add_argument("--only", default=",".join(names), help="comma-separated names")
+    known = [example.name for example in EXAMPLES]
+    parser.add_argument("--only", type=names, default=known, help="comma-separated names")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "examples")
     parser.add_argument("--picture", type=Path, help="the picture of the README goes here")
     args = parser.parse_args(argv)
-    wanted = [name for name in args.only.split(",") if name]
-    if unknown := sorted(set(wanted) - set(names)):
-        parser.error(f"--only: no example {', '.join(unknown)}; there are: {', '.join(names)}")
+    if unknown := sorted(set(args.only) - set(known)):
+        parser.error(f"--only: no example {', '.join(unknown)}; there are: {', '.join(known)}")
     with tempfile.TemporaryDirectory() as temporary:
-        runs = {e.name: make(e, Path(temporary)) for e in EXAMPLES if e.name in wanted}
+        runs = {e.name: make(e, Path(temporary)) for e in EXAMPLES if e.name in args.only}
         # Only now: reports copied in between would be changes of the checkout to the runs after.
         for name, run in runs.items():
             if run is not None:
@@ -125,8 +127,6 @@ def command(example: Example, work: Path) -> list[str]:
 
 def profile_document(example: Example) -> dict[str, object]:
     """The profile as YAML holds it; it requires what its parent does, and the example's gates."""
-    from runbook.config.load import load_profile
-
     parent = load_profile(example.profile)
     document: dict[str, object] = {
         "extends": parent.name,

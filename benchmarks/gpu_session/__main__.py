@@ -1,12 +1,12 @@
 """Everything that only a GPU can answer, in stages: `make gpu`.
 
-    python -m benchmarks.gpu_session [--stage LIST] [--out DIR] [--profile auto] [--until-s S]
-        [--again] [--stand-in] [--dry-run]
+    python -m benchmarks.gpu_session [--stage LIST] [--out DIR] [--until-s S] [--again]
+        [--stand-in] [--dry-run]
 
-Each stage starts programs, each in a process group of its own, with one time limit for the stage
-and a log for each program. One folder comes back: summary.md and summary.json say how every stage
-stands, the stages' folders have the rest. They are written before and after each stage, so that
-whatever ends a call, the next one goes on with what is not finished.
+Each stage starts programs, with one time limit for the stage and a log for each program; nothing
+that a program started outlives it. One folder comes back: summary.md and summary.json say how every
+stage stands, the stages' folders have the rest. They are written before and after each stage, so
+that whatever ends a call, the next one goes on with what is not finished.
 
 Exits with 0 where all stages passed, 1 where one failed, 2 without a GPU, and 3 where one is cut
 off, undecided or has not run.
@@ -55,7 +55,6 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
     add("--stage", type=chosen, default=list(STAGES), metavar="LIST", help="only these")
     add("--out", type=Path, default=ROOT / "artifacts" / "gpu-session", metavar="DIR",
         help="gets a folder named after the device")  # fmt: skip
-    add("--profile", default="", metavar="NAME|FILE", help="as for `runbook run` (default: auto)")
     add("--until-s", type=float, metavar="S", help="end this call within S seconds")
     add("--again", action="store_true", help="repeat stages that have ended; their files are kept")
     add("--stand-in", action="store_true", help="a rehearsal on the CPU, marked as such")
@@ -66,12 +65,11 @@ def _options(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code."""
     options = _options(words)
-    profile = options.profile or ("cpu" if options.stand_in else "auto")
     if options.dry_run:
         for stage in options.stage:
             print(f"# {stage.name}: {stage.title}; at most {stage.limit_s:g} s")
-            place = Place(folder=options.out / "DEVICE" / stage.name, profile=profile,
-                          stand_in=options.stand_in, told_s=stage.limit_s)  # fmt: skip
+            place = Place(folder=options.out / "DEVICE" / stage.name, stand_in=options.stand_in,
+                          told_s=stage.limit_s)  # fmt: skip
             for program in stage.programs(place):
                 print(shlex.join(program.words))
         return 0
@@ -80,7 +78,6 @@ def main(words: Sequence[str] | None = None) -> int:
         (options.out / device).resolve(),
         again=[stage.name for stage in options.stage] if options.again else [],
         device=device,
-        profile=profile,
         stages=STAGES,
         stand_in=options.stand_in,
         until_s=options.until_s,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -15,10 +14,10 @@ from benchmarks.gpu_session.stages import ROOT, End, Place, Program, Stage, Stat
 from benchmarks.program import markdown_table
 from runbook.files import utc_text, write_atomic
 from runbook.machine.git import commit_of
+from runbook.process import end_kept, spawn_kept
 
 SUMMARY_JSON, SUMMARY_MD = "summary.json", "summary.md"
 NOTICE = "STAND-IN: no GPU. Small shapes on a CPU; it says nothing about a GPU."
-_GRACE_S = 30.0
 _ENVIRONMENT = {"PYTHONUNBUFFERED": "1"}
 # With less time left no stage is begun.
 _TOO_LITTLE_S = 20.0
@@ -43,7 +42,6 @@ class Session:
 
     out: Path
     device: str
-    profile: str
     stand_in: bool
     stages: Sequence[Stage]
     until_s: float | None = None
@@ -83,7 +81,6 @@ class Session:
     def _run_stage(self, stage: Stage, standing: Standing, limit_s: float) -> None:
         place = Place(
             folder=self.out / stage.name,
-            profile=self.profile,
             stand_in=self.stand_in,
             told_s=limit_s - min(_MARGIN_S, 0.1 * limit_s),
         )
@@ -150,38 +147,17 @@ def _ends(programs: Sequence[Program], folder: Path, until: float) -> Iterator[E
 
 
 def started(program: Program, folder: Path, limit_s: float) -> End:
-    """Run it to its end; a log that is there already goes on. SIGTERM first when time is over."""
+    """Run it to its end, or end it and all that it started; a log that is there goes on."""
     log = folder / program.log
-    extends = log.suffix == ".log"
-    with log.open("ab" if extends else "wb") as output:
-        try:
-            child = subprocess.Popen(
-                program.words, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                cwd=ROOT, env={**os.environ, **_ENVIRONMENT}, start_new_session=True,
-            )  # fmt: skip
-        except FileNotFoundError:
-            output.write(f"no program {program.words[0]} on PATH\n".encode())
-            return End(code=127, log=log)
+    environment = {**os.environ, **_ENVIRONMENT}
+    with log.open("ab" if log.suffix == ".log" else "wb") as output:
+        child = spawn_kept(program.words, environment, output=output, cwd=ROOT)
         try:
             return End(code=child.wait(max(0.0, limit_s)), log=log)
         except subprocess.TimeoutExpired:
             return End(code=None, log=log)
         finally:
-            _end_group(child)
-
-
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """End whatever is left of its process group: what `runbook run` starts, that ends itself."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(child.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            child.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            continue
-    child.wait()
+            end_kept(child)
 
 
 def _set_aside(folder: Path) -> None:

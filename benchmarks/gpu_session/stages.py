@@ -34,10 +34,9 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a stage works: its folder, its profile, and the seconds that its programs are told."""
+    """Where a stage works: its folder, and the seconds that its programs are told."""
 
     folder: Path
-    profile: str
     stand_in: bool
     told_s: float
 
@@ -106,8 +105,9 @@ def _run(place: Place) -> list[Program]:
     if begun:
         asked = ["--resume", str(begun[-1].parent)]
     else:
-        asked = ["--profile", place.profile, "--out", str(runs), "--keep-going"]
-        asked += ["--phase", "baseline", "--partial-exit", "0"] if place.stand_in else []
+        small = ("--profile", "cpu", "--phase", "baseline", "--partial-exit", "0")
+        profile = small if place.stand_in else ("--profile", "auto")
+        asked = [*profile, "--out", str(runs), "--keep-going"]
     words = (sys.executable, "-m", "runbook", "run", *asked, "--until-s", f"{place.told_s:.0f}")
     return [Program(log="run.log", words=words)]
 

@@ -45,7 +45,6 @@ class Copies:
         data = CoverageData(str(self._coverage))
         data.read()
         names = {name.rsplit("|", 1)[0] for name in data.measured_contexts()} - {""}
-        names = {name for name in names if "test_registry" not in name}
         copy = self._free.get()
         listed = _listed(copy, sorted(names))
         words = _pytest("--collect-only", "-qq", "-n0", listed)

@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.planted.copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all, of_copy
 from benchmarks.program import append_line, read_lines
@@ -39,26 +39,19 @@ CUT_SHORT = frozenset(("preflight", "baseline", "single_gpu"))
 AT_LEAST_NAMED = 6
 
 
-class Noticed(NamedTuple):
-    """A required row that did not pass."""
-
-    row: str
-    outcome: str
-    reason: str
+# A row as run.json has it.
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What one run of the copy said. key: of the defect in this source. named: found reasons."""
+    """What one run of the copy said. key: of the defect in this source; noticed_by: row ids."""
 
     key: str
     name: str
-    verdict: str
-    noticed_by: Sequence[Noticed]
-    named: Sequence[str]
+    noticed_by: Sequence[str]
     good: bool
     seconds: float
-    at: str
 
 
 def run(copy: Copy, defect: Defect, out: Path) -> dict[str, Any]:
@@ -81,10 +74,10 @@ def run(copy: Copy, defect: Defect, out: Path) -> dict[str, Any]:
     return record
 
 
-def not_passed(record: dict[str, Any], phases: Sequence[str]) -> list[Noticed]:
+def not_passed(record: dict[str, Any], phases: Sequence[str]) -> list[Row]:
     """Required rows of these phases that are not PASS."""
     return [
-        Noticed(row=row["id"], outcome=row["outcome"], reason=row["reason"])
+        row
         for phase in record["phases"]
         if phase["name"] in phases
         for row in phase["checks"]
@@ -92,26 +85,20 @@ def not_passed(record: dict[str, Any], phases: Sequence[str]) -> list[Noticed]:
     ]
 
 
-def remedies(record: dict[str, Any], rows: Sequence[str]) -> str:
-    """What these rows tell to do."""
-    checks = [row for phase in record["phases"] for row in phase["checks"]]
-    return " ".join(row.get("remedy") or "" for row in checks if row["id"] in rows)
-
-
-def judge(defect: Defect, record: dict[str, Any]) -> tuple[list[Noticed], list[str], bool]:
+def judge(defect: Defect, record: dict[str, Any]) -> tuple[list[Row], list[str], bool]:
     """Rows that did not pass, the expected reasons found in them, and: is that as it should be?"""
     rows = not_passed(record, defect.phases)
     if not defect.edits:
         return rows, [], not rows
-    reasons = " ".join(row.reason for row in rows if row.row in defect.rows)
+    wanted = [row for row in rows if row["id"] in defect.rows]
+    reasons = " ".join(row["reason"] for row in wanted)
     named = [text for text in defect.says if re.search(text, reasons)]
     if defect is EIGHT:
         return rows, named, record["verdict"] == "NO-GO" and len(named) >= AT_LEAST_NAMED
-    missing = set(defect.rows) - {row.row for row in rows}
-    if defect.remedy and not re.search(defect.remedy, remedies(record, defect.rows)):
-        return rows, named, False
+    remedies = " ".join(row["remedy"] or "" for row in wanted)
     # A run that only crashed, or was not run, says nothing about what was to be noticed.
-    return rows, named, not missing and len(named) == len(defect.says)
+    found = len(wanted) == len(defect.rows) and len(named) == len(defect.says)
+    return rows, named, found and bool(re.search(defect.remedy, remedies))
 
 
 class Bench:
@@ -130,22 +117,16 @@ class Bench:
         """The kept result of this defect in this source, or that of a run now."""
         key = hashlib.sha256(f"{defect!r} {self._source}".encode()).hexdigest()[:16]
         if key in self._kept:
-            row: dict[str, Any] = dict(self._kept[key])
-            return Result(**row | {"noticed_by": [Noticed(*one) for one in row["noticed_by"]]})
+            kept: dict[str, Any] = self._kept[key]
+            return Result(**kept)
         out = self.scratch / key
         begin = time.monotonic()
-        record = run(self.copy, defect, out)
-        rows, named, good = judge(defect, record)
+        rows, _, good = judge(defect, run(self.copy, defect, out))
+        seconds = round(time.monotonic() - begin, 1)
         result = Result(
-            key=key,
-            name=defect.name,
-            verdict=record["verdict"],
-            noticed_by=rows,
-            named=named,
-            good=good,
-            seconds=round(time.monotonic() - begin, 1),
-            at=utc_text(),
-        )
+            key=key, name=defect.name, noticed_by=[row["id"] for row in rows], good=good,
+            seconds=seconds,
+        )  # fmt: skip
         append_line(self._path, asdict(result))
         shutil.rmtree(out)
         return result
@@ -162,7 +143,7 @@ def healthy(defects: Sequence[Defect]) -> list[Defect]:
 
 def line(defect: Defect, result: Result) -> str:
     """A row of the table: defect, what it is, noticed by, verdict."""
-    rows = ", ".join(f"`{row.row}`" for row in result.noticed_by) or "nothing"
+    rows = ", ".join(f"`{row}`" for row in result.noticed_by) or "nothing"
     word = "yes" if result.good else "NO"
     if not result.noticed_by and result.name == HEALTHY:
         word = "healthy"

@@ -86,22 +86,33 @@ def _defect(item: dict[str, Any]) -> Defect:
     return Defect(**item)
 
 
+def edited(root: Path, edits: Sequence[Edit]) -> dict[str, str]:
+    """The files below `root` as the edits make them, by path.
+
+    Raises AnchorError where an edit does not fit, changes nothing, or leaves no valid Python.
+    """
+    texts: dict[str, str] = {}
+    for edit in edits:
+        text = texts.get(edit.path) or (root / edit.path).read_text(encoding="utf-8")
+        if (count := text.count(edit.old)) != 1 or edit.old == edit.new:
+            raise AnchorError(f"{edit.path} holds its text {count} times")
+        texts[edit.path] = text.replace(edit.old, edit.new)
+    for path, text in texts.items():
+        try:
+            ast.parse(text)
+        except SyntaxError as error:
+            raise AnchorError(f"{path} would not be Python: {error}") from error
+    return texts
+
+
 def broken_anchors(root: Path, defects: Sequence[Defect]) -> list[str]:
-    """Every defect that does not fit the source in `root`, or does not leave it valid Python."""
+    """Why each defect that does not fit the source in `root` does not."""
     problems = []
     for defect in defects:
-        texts: dict[str, str] = {}
-        for edit in defect.edits:
-            text = texts.setdefault(edit.path, (root / edit.path).read_text(encoding="utf-8"))
-            if text.count(edit.old) != 1 or edit.old == edit.new:
-                count = text.count(edit.old)
-                problems.append(f"{defect.name}: {edit.path} holds its text {count} times")
-            texts[edit.path] = text.replace(edit.old, edit.new)
-        for path, text in texts.items():
-            try:
-                ast.parse(text)
-            except SyntaxError as error:
-                problems.append(f"{defect.name}: {path} would not be Python: {error}")
+        try:
+            edited(root, defect.edits)
+        except AnchorError as error:
+            problems.append(f"{defect.name}: {error}")
     return problems
 
 
@@ -156,14 +167,11 @@ class Copy:
     @contextmanager
     def injected(self, edits: Sequence[Edit]) -> Iterator[None]:
         """The edits are in the copy within. Raises AnchorError where one does not fit."""
-        kept = {edit.path: (self.root / edit.path).read_text("utf-8") for edit in edits}
+        texts = edited(self.root, edits)
+        kept = {path: (self.root / path).read_text("utf-8") for path in texts}
         try:
-            for edit in edits:
-                path = self.root / edit.path
-                text = path.read_text(encoding="utf-8")
-                if text.count(edit.old) != 1:
-                    raise AnchorError(f"{edit.path} holds the text {text.count(edit.old)} times")
-                write_anew(path, text.replace(edit.old, edit.new))
+            for path, text in texts.items():
+                write_anew(self.root / path, text)
             yield
         finally:
             for name, text in kept.items():

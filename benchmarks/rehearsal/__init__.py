@@ -2,7 +2,7 @@
 
 Machines are described, a roofline model says how fast they would train, and every file that they
 would leave is written from public documentation: nvidia-smi's output, the kernel log, run
-directories. The real collectors, readers, phases and reports then judge these files. What is
-written here may know nothing of what reads it: of the program only names (`nsa.contract`) enter,
-and `judged` alone, which judges and produces no evidence, imports the engine.
+directories. The real collectors, readers, phases and reports then judge these files. A launch is
+read by the trainer's own `plan_launch`, as on a GPU. What is written here may know nothing of what
+reads it: `judged` alone, which judges and produces no evidence, imports the engine.
 """

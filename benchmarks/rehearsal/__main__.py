@@ -78,12 +78,8 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     chosen = [one for one in MACHINES if one.name in (options.machine or names)]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    one = partial(_one, keep=options.keep)
-    if options.workers < 2:
-        results = [one(machine) for machine in chosen]
-    else:
-        with ProcessPoolExecutor(max_workers=options.workers) as pool:
-            results = list(pool.map(one, chosen))
+    with ProcessPoolExecutor(max_workers=options.workers) as pool:
+        results = list(pool.map(partial(_one, keep=options.keep), chosen))
     print(page_table(results))
     bad = [problem(result) for result in results if not result.as_expected]
     print(*bad, sep="\n")

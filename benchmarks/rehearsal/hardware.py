@@ -87,11 +87,10 @@ class Gpu:
     pcie_gen: int = 1
     pcie_gen_max: int = 4
     pcie_width: int = 16
-    pcie_width_max: int = 16
     used_mib: int = 4
-    processes: tuple[Process, ...] = ()
+    processes: Sequence[Process] = ()
     performance_state: str = "P0"
-    reasons: tuple[str, ...] = ("gpu_idle",)
+    reasons: Sequence[str] = ("gpu_idle",)
     sram_parity: int = 0
     sram_secded: int = 0
     dram_uncorrectable: int = 0
@@ -106,69 +105,46 @@ class Gpu:
     power_limit_w: float | None = None
     utilization: int = 0
     sm_mhz: int = 210
-    recovery_action: str = "None"
 
 
-_TEXT = Path(__file__).with_name("nvidia_smi.txt").read_text(encoding="utf-8")
+_, _HEAD, _GPU, _INSTANCE, _PROCESS = (
+    Path(__file__).with_name("nvidia_smi.txt").read_text(encoding="utf-8").split("\n\n")
+)
 _OF_DRIVERS = re.compile(r"(\d+)-(\d+)\s*(<.*)")
 _REASONS = (
     "gpu_idle", "applications_clocks_setting", "sw_power_cap", "hw_slowdown", "hw_thermal_slowdown",
     "hw_power_brake_slowdown", "sync_boost", "sw_thermal_slowdown", "display_clocks_setting",
 )  # fmt: skip
-_INSTANCE = """
-<mig_device><index>{number}</index><gpu_instance_id>{gpu_instance}</gpu_instance_id>
-<compute_instance_id>0</compute_instance_id>
-<device_attributes><shared><multiprocessor_count>42</multiprocessor_count></shared>
-</device_attributes><ecc_error_count><volatile_count><sram_uncorrectable>0</sram_uncorrectable>
-</volatile_count></ecc_error_count><fb_memory_usage><total>{total} MiB</total>
-<used>19 MiB</used><free>{free} MiB</free></fb_memory_usage></mig_device>"""
-_PROCESS = """
-<process_info><gpu_instance_id>N/A</gpu_instance_id>
-<compute_instance_id>N/A</compute_instance_id><pid>{pid}</pid><type>{kind}</type>
-<process_name>{name}</process_name><used_memory>{used_mib} MiB</used_memory></process_info>"""
 
 
 def query_xml(driver: Driver, gpus: Sequence[Gpu]) -> str:
     """The document of `nvidia-smi -q -x`."""
     branch = int(driver.version.partition(".")[0])
-    head = {
-        "timestamp": "Sun Nov 22 06:00:00 2026",
-        "driver_version": driver.version,
-        "cuda_version": driver.cuda,
-        "attached_gpus": len(gpus),
-    }
-    lines = ['<?xml version="1.0" ?>']
-    lines.append(f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{driver.dtd}.dtd">')
-    lines.append("<nvidia_smi_log>")
-    lines += [f"<{tag}>{value}</{tag}>" for tag, value in head.items()]
-    lines += [_text_for(branch).format(**_fields(driver, gpu)) for gpu in gpus]
-    return "\n".join([*lines, "</nvidia_smi_log>", ""])
+    head = _HEAD.format(**asdict(driver), attached=len(gpus))
+    found = [_text_for(branch).format(**_fields(driver, gpu)) for gpu in gpus]
+    return "\n".join([head, *found, "</nvidia_smi_log>", ""])
 
 
 def _text_for(branch: int) -> str:
-    """The lines that a driver prints."""
-    lines = []
-    for line in _TEXT.partition("\n\n")[2].splitlines():
-        of = _OF_DRIVERS.match(line)
-        if of is None:
-            lines.append(line)
-        elif int(of[1]) <= branch <= int(of[2]):
-            lines.append(of[3])
-    return "\n".join(lines)
+    """The lines that a driver prints of a GPU."""
+    lines = ((line, _OF_DRIVERS.match(line)) for line in _GPU.splitlines())
+    told = (of[3] if of else line for line, of in lines if not of or branch in _span(of))
+    return "\n".join(told)
+
+
+def _span(of: re.Match[str]) -> range:
+    return range(int(of[1]), int(of[2]) + 1)
 
 
 def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
     """What stands in the text for this GPU."""
-    card, domain_bus_device = gpu.card, gpu.bus.replace(".0", "").split(":")
-    domain, bus, device = domain_bus_device
-    busy = NOT_AVAILABLE if gpu.mig else f"{gpu.utilization} %"
-    joined = card.architecture == "Hopper"
+    card = gpu.card
+    domain, bus, device = gpu.bus.removesuffix(".0").split(":")
     reasons = {name: "Active" if name in gpu.reasons else "Not Active" for name in _REASONS}
     return {
         **asdict(card),
         **{name: escape(str(value)) for name, value in asdict(gpu).items()},
         **reasons,
-        "serial": f"16541230{gpu.index:05d}",
         "mig": "Enabled" if gpu.mig else "Disabled",
         "mig_devices": "".join(_instance(gpu, n) for n in (0, 1)) if gpu.mig else "None",
         "pci_domain": domain[-4:],
@@ -178,20 +154,14 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
         "kind": driver.reasons,
         "used": NOT_AVAILABLE if gpu.mig else f"{gpu.used_mib} MiB",
         "free_mib": card.memory_mib - 600 - gpu.used_mib,
-        "busy": busy,
+        "busy": NOT_AVAILABLE if gpu.mig else f"{gpu.utilization} %",
         "sram": gpu.sram_parity + gpu.sram_secded,
-        "banks": 640 - gpu.remapped_uncorrectable,
         "remap_pending": "Yes" if gpu.remap_pending else "No",
         "remap_failure": "Yes" if gpu.remap_failure else "No",
-        "margin": 85 - gpu.temperature,
-        "memory_temperature": gpu.temperature + 6,
         "limit": f"{gpu.power_limit_w or card.power_w:.2f} W",
         "default": f"{card.power_w:.2f} W",
         "draw": f"{gpu.power_w:.2f} W",
         "most_mhz": card.sm_mhz,
-        "video_mhz": min(gpu.sm_mhz, 1290),
-        "fabric": "Completed" if joined else NOT_AVAILABLE,
-        "fabric_status": "Success" if joined else NOT_AVAILABLE,
         "processes": "".join(_PROCESS.format(**asdict(one)) for one in gpu.processes),
     }
 
@@ -199,19 +169,6 @@ def _fields(driver: Driver, gpu: Gpu) -> dict[str, object]:
 def _instance(gpu: Gpu, number: int) -> str:
     total = gpu.card.memory_mib // 2
     return _INSTANCE.format(number=number, gpu_instance=number + 1, total=total, free=total - 19)
-
-
-_LEGEND = """
-Legend:
-
-  X    = Self
-  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes
-  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges
-  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
-  PXB  = Connection traversing multiple PCIe bridges
-  PIX  = Connection traversing at most a single PCIe bridge
-  NV#  = Connection traversing a bonded set of # NVLinks
-"""
 
 
 def topology(gpus: Sequence[Gpu], link: str) -> str:
@@ -222,4 +179,4 @@ def topology(gpus: Sequence[Gpu], link: str) -> str:
     for row in names:
         cells = [" X " if row == column else link for column in names]
         lines.append("\t".join([row, *cells, "0-15", "0", NOT_AVAILABLE]))
-    return "\n".join(lines) + "\n" + _LEGEND
+    return "\n".join(lines) + "\n"

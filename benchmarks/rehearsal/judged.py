@@ -22,16 +22,13 @@ from unittest import mock
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.tools import Bench
 from benchmarks.rehearsal.trainer.launch import Ended, Order, Trainer
-from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook import launch as launcher
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.run import run_setup
 from runbook.files import utc_text
-from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.launch import attempt as attempts
 from runbook.launch import local
-from runbook.launch import local as hosts
 from runbook.launch.observer import Observer
 from runbook.machine import host, kernel_log, preflight
 from runbook.machine.gpu import devices as counters
@@ -165,35 +162,31 @@ class _Stage:
         usage = SimpleNamespace(total=2 * free, free=free)
         disk = SimpleNamespace(disk_usage=lambda _folder: usage)
         # The kernel's own device is this machine's; without it the tool is asked.
-        log = hosts.KernelLog
+        log = local.KernelLog
         replaced: dict[str, Any] = {
             "spawn_kept": self._spawn,
             # There is no process to sample, to end or to bury.
             **dict.fromkeys(("Reaper", "gpu_samples", "kill_all", "end_kept"), mock.MagicMock()),
             "KernelLog": lambda: log(kmsg=self.bench.state / "no-kmsg"),
         }
+        taken = lambda: self.machine.counters_taken_at or self._now()  # noqa: E731
+        logged = lambda: self.machine.kernel_log_of or self._now()  # noqa: E731
         with ExitStack() as stack:
             stack.enter_context(mock.patch.dict(os.environ, environment, clear=True))
             stack.enter_context(mock.patch.multiple(host, **sensors))
             stack.enter_context(mock.patch.object(preflight, "shutil", disk))
-            stack.enter_context(mock.patch.multiple(hosts, **replaced))
+            stack.enter_context(mock.patch.multiple(local, **replaced))
             stack.enter_context(mock.patch.object(local, "time", self.clock))
             stack.enter_context(mock.patch.object(attempts, "time", self.clock))
             stack.enter_context(mock.patch.object(attempts, "utc_text", self._now))
             stack.enter_context(mock.patch.object(launcher, "Attempt", self._attempt()))
-            stack.enter_context(mock.patch.object(counters, "utc_text", self._counters_time))
-            stack.enter_context(mock.patch.object(kernel_log, "utc_text", self._kernel_time))
+            stack.enter_context(mock.patch.object(counters, "utc_text", taken))
+            stack.enter_context(mock.patch.object(kernel_log, "utc_text", logged))
             yield
 
     def _now(self) -> str:
         """The wall clock of the rehearsed machine, on which its trainer writes heartbeats too."""
         return utc_text(datetime.fromtimestamp(self.trainer.wall_s, tz=UTC))
-
-    def _counters_time(self) -> str:
-        return self.machine.counters_taken_at or self._now()
-
-    def _kernel_time(self) -> str:
-        return self.machine.kernel_log_of or self._now()
 
     def _processes(self) -> list[host.Seen]:
         own = [host.Seen(pid=1, parent=0)]
@@ -240,9 +233,7 @@ class _Stage:
             argv=child.argv,
             env=child.environment,
             folder=attempt.run_dir,
-            token=child.environment[RUN_TOKEN_VARIABLE],
             attempt=attempt.number,
-            samples=GPU_SAMPLES.columns,
         )
         enough = (lambda: asked(attempt.run_dir / "training.csv")) if asked else None
         ended: Ended = self.trainer.run(order, enough)

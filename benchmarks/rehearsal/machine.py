@@ -7,7 +7,7 @@ by their keys. A machine that slips through is a defect.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class Machine:
     torch_cuda None: torch was built without CUDA.
     counters_taken_at, kernel_log_of, samples_days: documents of another time, by their own times.
     versions: what env.json tells otherwise in the launches of a phase.
-    window: how the window branch runs; windows: how it runs otherwise in one launch.
+    windows: how the window branch runs in one launch, where it does not by triton.
     self_test: does the trainer test its kernels first?
     held_mhz: the SM clock that somebody set for training, by GPU, which no reason tells.
     told_rates: by how much ceilings.json exaggerates a ceiling, consistently. copied_mib: how much
@@ -96,7 +96,6 @@ class Machine:
     kernel_log_of: str = ""
     samples_days: float = 0.0
     versions: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    window: str = "triton"
     windows: Mapping[str, str] = field(default_factory=dict)
     self_test: bool = True
     held_mhz: Mapping[int, int] = field(default_factory=dict)
@@ -104,8 +103,8 @@ class Machine:
     copied_mib: Mapping[str, int] = field(default_factory=dict)
     disk_free_gib: float = 800.0
     disk_mib_s: float = 1400.0
-    leftovers: tuple[str, ...] = ()
-    failing_tests: tuple[str, ...] = ()
+    leftovers: Sequence[str] = ()
+    failing_tests: Sequence[str] = ()
     v2_speedup: float = 6.4
     ending: Ending | None = None
 
@@ -161,9 +160,7 @@ _BASES = {
 
 def _gpu(fields: dict[str, Any]) -> dict[str, Any]:
     """What differs of one GPU."""
-    if "processes" in fields:
-        fields = {**fields, "processes": tuple(Process(**one) for one in fields["processes"])}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
+    return fields | {"processes": [Process(**one) for one in fields.get("processes", ())]}
 
 
 _READ = {
@@ -174,8 +171,6 @@ _READ = {
     "hot": lambda paces: {rank: Pace(**one) for rank, one in paces.items()},
     "ending": lambda fields: Ending(**fields),
     "gpu": lambda gpus: {index: _gpu(one) for index, one in gpus.items()},
-    "failing_tests": tuple,
-    "leftovers": tuple,
 }
 
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.rehearsal.hardware import Card
-from benchmarks.rehearsal.trainer.job import Block, Job
+from benchmarks.rehearsal.trainer.job import Job, bucket_mib, wire
+from nsa.launch.arms import Block
 
 # -- assumptions -----------------------------------------------------------------------------------
 # Share of the data sheet's dense bf16 peak that products of this size reach.
@@ -54,12 +55,23 @@ class Pace:
     math: bool = False
 
 
+def masked_flops_per_token(job: Job) -> float:
+    """What the device does for attention: a masked kernel computes what is hidden, too.
+
+    The selected branch over the whole sequence, the window over twice its width, the compressed
+    branch over all blocks; backward is 2.5 forward passes.
+    """
+    cfg, seq_len = job.model.attention, job.train.seq_len
+    keys = seq_len + 2 * cfg.w + seq_len // cfg.d
+    return 3.5 * job.model.n_layers * 4 * cfg.n_heads * cfg.d_k * keys
+
+
 def device_s(card: Card, job: Job, pace: Pace) -> float:
     """The device's time for one micro-batch."""
-    tokens = job.per_rank * job.shape.seq_len
-    products = 6.0 * job.shape.parameters * tokens
-    attention = job.shape.masked_flops_per_token * tokens
-    if job.recompute:
+    tokens = job.plan.per_rank_batch * job.train.seq_len
+    products = 6.0 * job.parameters * tokens
+    attention = masked_flops_per_token(job) * tokens
+    if job.model.gradient_checkpointing:
         products, attention = products * CHECKPOINTING_FACTOR, attention * CHECKPOINTING_FACTOR
     if pace.math:
         attention *= MATH_ATTENTION_FACTOR
@@ -75,10 +87,10 @@ def all_reduce_s(job: Job, block: Block, link_bytes_s: float) -> tuple[float, fl
     """All gradients of a step over the link, and its last bucket alone."""
     if job.ranks < 2:
         return 0.0, 0.0
-    share = 2 * (job.ranks - 1) / job.ranks * (1.0 if block.wire == "fp32" else 0.5)
-    size = job.shape.gradient_mib * 2**20 * share
-    bucket = min(size, block.bucket_mib * 2**20 * share)
-    buckets = max(1.0, job.shape.gradient_mib / block.bucket_mib)
+    share = 2 * (job.ranks - 1) / job.ranks * (1.0 if wire(block) == "fp32" else 0.5)
+    size = job.gradient_mib * 2**20 * share
+    bucket = min(size, bucket_mib(block) * 2**20 * share)
+    buckets = max(1.0, job.gradient_mib / bucket_mib(block))
     return (
         size / link_bytes_s + buckets * COLLECTIVE_LATENCY_S,
         bucket / link_bytes_s + COLLECTIVE_LATENCY_S,
@@ -93,12 +105,12 @@ def step_time(
     """
     device, host = device_s(card, job, pace), HOST_S * pace.host
     micro = max(device, host)
-    fused = block.settings.get("NSA_OPT_FUSED") == "1"
+    fused = block.toggles.flag("NSA_OPT_FUSED")
     passes = UNFUSED_PASSES * (0.5 / pace.fused if fused else 1.0)
-    updated = ADAMW_BYTES_PER_PARAMETER * job.shape.parameters * passes
+    updated = ADAMW_BYTES_PER_PARAMETER * job.parameters * passes
     optimizer = updated / (card.memory_gb_s * 1e9 * MEMORY_EFFICIENCY * pace.memory)
-    compute = job.accumulation * micro + max(optimizer, STEP_HOST_S * pace.host)
+    compute = job.train.accumulate_grad_batches * micro + max(optimizer, STEP_HOST_S * pace.host)
     travel, last = all_reduce_s(job, block, link_bytes_s)
     waited = max(travel - BACKWARD_SHARE * micro, last)
-    busy = job.accumulation * device + optimizer + last
+    busy = job.train.accumulate_grad_batches * device + optimizer + last
     return compute, waited, min(busy, compute + waited)

@@ -1,4 +1,4 @@
-"""Programs that stand on PATH in a rehearsal: nvidia-smi, git, and a torch that only answers.
+"""Programs that stand on PATH in a rehearsal (bin), and a torch that only answers.
 
 The real collectors start them as they would start the real ones. Each prints what was written for
 the machine, from files in one folder, which change as the machine does.
@@ -6,40 +6,14 @@ the machine, from files in one folder, which change as the machine does.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.rehearsal.hardware import Gpu, query_xml, topology
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.trainer.rundir import NCCL, SHA, TORCH
-from tests.factory.programs import program
 
-_NVIDIA_SMI = """\
-# A stand-in of a rehearsal: no GPU is here.
-here="$(dirname "$0")/../state"
-case "$*" in
-  "topo -m"*) cat "$here/topology.txt" ;;
-  *"-q -x"*|*"-x -q"*) cat "$here/query.xml"; exit "$(cat "$here/code.txt")" ;;
-  -L*) cat "$here/list.txt" ;;
-  *) echo "not rehearsed: $*" >&2; exit 2 ;;
-esac
-"""
-_DMESG = """\
-# The kernel log of a rehearsed machine, as `dmesg --raw` prints it.
-cat "$(dirname "$0")/../state/kernel.txt"
-"""
-_GIT = """\
-# The checkout of a rehearsed machine: clean, on its main branch.
-case "$*" in
-  *ls-files*) echo __init__.py ;;
-  *--show-toplevel*) echo "$(cd "$(dirname "$0")/.." && pwd)" ;;
-  *symbolic-ref*) echo main ;;
-  *rev-list*) echo 0 ;;
-  *@{upstream}*) echo origin/main ;;
-  *rev-parse*) echo {sha} ;;
-  *) ;;
-esac
-"""
 _TORCH = '''"""What torch would answer on the rehearsed machine; it can do nothing else."""
 __version__ = {version!r}
 class version:
@@ -71,9 +45,8 @@ class Bench:
         self.state = folder / "state"
         for path in (self.packages / "torch" / "utils", self.state):
             path.mkdir(parents=True)
-        program(self.programs / "nvidia-smi", _NVIDIA_SMI)
-        program(self.programs / "git", _GIT.replace("{sha}", SHA))
-        program(self.programs / "dmesg", _DMESG)
+        shutil.copytree(Path(__file__).with_name("bin"), self.programs)
+        (self.state / "sha.txt").write_text(f"{SHA}\n", encoding="utf-8")
         self._log: list[str] = []
         self.log(["Linux version 6.8.0-rehearsal", "nvidia: module loaded"])
         self._torch()

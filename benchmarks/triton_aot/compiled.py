@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,31 +143,27 @@ def _inspect(cubin: bytes) -> tuple[dict[str, str], str]:
 
 
 def compile_all(
-    capabilities: Sequence[int], widths: Sequence[int], types: Sequence[str], names: Sequence[str]
+    capabilities: Sequence[int], widths: Sequence[int], names: Sequence[str]
 ) -> Iterator[tuple[int, Compiled]]:
-    """Every kernel of the parts `names` that differs, once for each type."""
+    """Every kernel of the parts `names` that differs, each with its width."""
     for width, part in itertools.product(widths, names):
         cfg = NSAConfig(d_k=width, d_v=width)
-        known: list[Kernel] = []
-        for seq_len in (SHORT, LONG):
-            for kernel in PARTS[part](cfg, seq_len, PAIRS, as_assumed):
-                if kernel in known:
-                    continue
-                known.append(kernel)
-                for capability, dtype in itertools.product(capabilities, types):
-                    yield width, compile_kernel(kernel, capability, dtype)
+        lengths = (PARTS[part](cfg, seq_len, PAIRS, as_assumed) for seq_len in (SHORT, LONG))
+        for kernel, capability in itertools.product(distinct(lengths), capabilities):
+            yield width, compile_kernel(kernel, capability, "bf16")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A kernel that a device's file of choices puts in the place of the assumed one."""
+def distinct(lengths: Iterable[Iterable[Kernel]]) -> list[Kernel]:
+    """The kernels of several lengths, each once."""
+    found: list[Kernel] = []
+    for kernel in itertools.chain.from_iterable(lengths):
+        if kernel not in found:
+            found.append(kernel)
+    return found
 
-    kernel: Kernel
-    capability: int
 
-
-def choices(path: Path) -> Iterator[Choice]:
-    """Every kernel that runs on a device because its file says so, at the lengths measured.
+def choices(path: Path) -> Iterator[tuple[Kernel, int]]:
+    """Every kernel that runs on a device because its file says so, with the capability.
 
     ValueError: of another shape than the production's, the file says nothing of these kernels.
     """
@@ -175,13 +171,9 @@ def choices(path: Path) -> Iterator[Choice]:
     if document["shapes"] != launch.shapes_of(cfg, itemsize=2):
         raise ValueError(f"{path}: measured for other shapes than the production's")
     capability = int(document["capability"].replace(".", ""))
-    known: list[Kernel] = []
-    for branch, lengths in document["lengths"].items():
-        for seq_len in lengths:
-            for kernel in _put_in_place(document, branch, seq_len, cfg):
-                if kernel not in known:
-                    known.append(kernel)
-                    yield Choice(kernel=kernel, capability=capability)
+    measured = ((branch, at) for branch, lengths in document["lengths"].items() for at in lengths)
+    for kernel in distinct(_put_in_place(document, branch, at, cfg) for branch, at in measured):
+        yield kernel, capability
 
 
 def _put_in_place(
@@ -204,8 +196,8 @@ def _put_in_place(
     ]
 
 
-def compile_tuned() -> Iterator[tuple[Choice, Compiled]]:
-    """Every choice of every device's file, compiled."""
+def compile_tuned() -> Iterator[tuple[int, Compiled]]:
+    """Every choice of every device's file, with its width."""
     for path in sorted(launch.FOLDER.glob("*.json")):
-        for one in choices(path):
-            yield one, compile_kernel(one.kernel, one.capability, "bf16")
+        for kernel, capability in choices(path):
+            yield NSAConfig().d_k, compile_kernel(kernel, capability, "bf16")

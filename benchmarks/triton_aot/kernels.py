@@ -17,7 +17,20 @@ from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_windo
 from nsa.config import NSAConfig
 
 # Arguments that point to numbers of the call's own type.
-_TENSORS = ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
+_OWN = (
+    "q", "k", "v", "out", "grad", "dq", "dk", "dv", "k_win", "v_win", "k_cmp", "v_cmp", "k_sel",
+    "v_sel", "win", "sel", "terms", "values", "gates", "mixed", "d_gates", "dk_sel", "dv_sel",
+    "dk_cmp", "dv_cmp", "dk_win", "dv_win", "dq_parts", "rounded_grad",
+)  # fmt: skip
+# Triton's type of what others point to: the compressed branch is float32 in every call, and its
+# keys where they choose.
+_POINTERS = {
+    **dict.fromkeys(("bits", "counts", "offsets", "readers", "piece_ends", "read"), "i32"),
+    **dict.fromkeys(("lse", "exact_lse", "cmp_lse", "sel_lse", "win_lse", "delta", "sums"), "fp32"),
+    **dict.fromkeys(("parts", "selected_parts", "compressed_parts", "cmp"), "fp32"),
+    "before": "i8",
+    "blocks": "i64",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +38,7 @@ class Kernel:
     """A kernel as it is compiled: its function, its constants, its options.
 
     pointers: Triton's type of each argument that points to something else than the call's type.
-    own: further arguments that point to numbers of the call's type.
+    own: arguments that point to numbers of the call's type, unless `pointers` has them.
     dots: it multiplies on tensor cores.
     """
 
@@ -35,8 +48,8 @@ class Kernel:
     warps: int = 4
     stages: int = 3
     dots: bool = False
-    pointers: Mapping[str, str] = field(default_factory=dict)
-    own: tuple[str, ...] = ()
+    pointers: Mapping[str, str] = field(default_factory=lambda: _POINTERS)
+    own: tuple[str, ...] = _OWN
 
     def type_of(self, argument: str, dtype: str) -> str:
         """Triton's word for the type of an argument, in a call of type `dtype`."""
@@ -44,7 +57,7 @@ class Kernel:
             return "constexpr"
         if argument in self.pointers:
             return f"*{self.pointers[argument]}"
-        if argument in (*_TENSORS, *self.own):
+        if argument in self.own:
             return f"*{dtype}"
         return "fp32" if argument.endswith("scale") else "i32"
 
@@ -67,23 +80,6 @@ def as_assumed(_branch: str, cut: Any) -> Any:
     return cut
 
 
-# What they point to beside numbers of the call's own type; the compressed branch is float32 in
-# every call, and its keys where they choose.
-_POINTERS = {
-    **dict.fromkeys(("bits", "counts", "offsets", "readers", "piece_ends", "read"), "i32"),
-    **dict.fromkeys(("lse", "exact_lse", "cmp_lse", "sel_lse", "win_lse", "delta", "sums"), "fp32"),
-    **dict.fromkeys(("parts", "selected_parts", "compressed_parts", "cmp"), "fp32"),
-    "before": "i8",
-    "blocks": "i64",
-}
-_OWN = (
-    "k_win", "v_win", "k_cmp", "v_cmp", "k_sel", "v_sel", "win", "sel", "terms", "values", "gates",
-    "mixed", "d_gates", "dk_sel", "dv_sel", "dk_cmp", "dv_cmp", "dk_win", "dv_win", "dq_parts",
-    "rounded_grad",
-)  # fmt: skip
-_OF: dict[str, Any] = {"pointers": _POINTERS, "own": _OWN}
-
-
 def selected(
     cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed
 ) -> Iterator[Kernel]:
@@ -96,13 +92,13 @@ def selected(
     listed = launch.list_constants(cfg, cut)
     for name, fill in (("list", False), ("list (fill)", True)):
         constants = {**listed, "FILL": fill}
-        yield Kernel(name=name, function=readers.list_kernel, constants=constants, **_OF)
+        yield Kernel(name=name, function=readers.list_kernel, constants=constants)
     pieces = {**shape, **launch.piece_constants(cut)}
-    yield _tiled("dk, dv", readers.piece_kernel, cut.key_gradient, pieces, **_OF)
+    yield _tiled("dk, dv", readers.piece_kernel, cut.key_gradient, pieces)
     if cut.by_block:
         yield from _by_block(cfg, cut.by_block)
         return
-    yield _tiled("forward", rows.forward_kernel, cut.forward, shape, **_OF)
+    yield _tiled("forward", rows.forward_kernel, cut.forward, shape)
 
 
 def _by_block(cfg: NSAConfig, cut: ByBlock) -> Iterator[Kernel]:
@@ -140,15 +136,15 @@ def compressed(
     shape = launch.compressed_constants(cfg)
     owned = {**shape, "KEYS": cut.owned, "PIECE": cut.piece}
     exact = {**shape, "KEYS": cut.keys, "TERMS": launch.n_terms(torch.bfloat16)}
-    out = {"pointers": _POINTERS | {"out": "fp32"}, "own": _OWN}
-    yield _tiled("compressed forward", rows.compressed_kernel, cut.forward, exact, **out)
+    out = _POINTERS | {"out": "fp32"}
+    yield _tiled("compressed forward", rows.compressed_kernel, cut.forward, exact, pointers=out)
     own = launch.compressed_piece_kernel
-    yield _tiled("compressed dk, dv", own, cut.key_gradient, owned, **_OF)
+    yield _tiled("compressed dk, dv", own, cut.key_gradient, owned)
     chosen = launch.top_constants(cfg, torch.bfloat16)
     yield Kernel(
         name=f"top blocks, {cut.top.rows} tokens", function=top.top_kernel, warps=cut.top.warps,
         stages=cut.top.stages, dots=True,
-        constants={**chosen, "TOKENS": cut.top.rows, "BLOCKS": cut.blocks}, **_OF,
+        constants={**chosen, "TOKENS": cut.top.rows, "BLOCKS": cut.blocks},
     )  # fmt: skip
 
 
@@ -178,7 +174,7 @@ def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) 
         window=adjust("window", choose_window_cut(cfg, seq_len, pairs)),
     )
     of_window = dict.fromkeys(("parts_k", "parts_v"), "fp32" if cuts.window.pieces > 1 else "bf16")
-    of: dict[str, Any] = {"pointers": _POINTERS | of_window, "own": _OWN}
+    of: dict[str, Any] = {"pointers": _POINTERS | of_window}
     began = launch.first_constants(cfg, torch.bfloat16, cuts.window)
     yield _tiled("window forward, pool", kernels.first_kernel, cuts.window.forward, began, **of)
     given = launch.queries_constants(cfg, cuts)

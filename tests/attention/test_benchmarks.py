@@ -147,10 +147,10 @@ def test_a_peer_is_right_where_it_has_no_choice_and_told_how_often_elsewhere() -
     assert check_peer(x, 1200, Peer(run=off_by_a_tenth))[0] > 0.05
     # With gradients, by its own equations, and without an effect of one input.
     short = {name: value[:, :300].detach().requires_grad_() for name, value in x.items()}
-    whole = Peer(run=nsa_attention, fixed=lambda cfg: replace(cfg, l=cfg.l_sel, d=cfg.l_sel))
+    whole = Peer(run=nsa_attention, own_cfg=lambda cfg: replace(cfg, l=cfg.l_sel, d=cfg.l_sel))
     error, compared = check_peer(short, 1200, whole)
     assert error <= BOUND[torch.float32] and compared == "outputs and gradients"
-    other = Peer(run=lambda cfg, **given: nsa_attention(cfg=whole.fixed(cfg), **given))
+    other = Peer(run=lambda cfg, **given: nsa_attention(cfg=whole.own_cfg(cfg), **given))
     assert check_peer(short, 1200, other)[0] > 0.05
     blind = Peer(run=lambda k_win, **given: nsa_attention(k_win=k_win.detach(), **given))
     assert check_peer(short, 1200, blind)[0] == 1
@@ -189,7 +189,7 @@ def test_a_shape_is_heads_groups_and_width() -> None:
         ("no_such_module:attend", "No module named 'no_such_module'"),
         ("flash", "give flash-nsa, fla, fsa, xunhao, liger, lucidrains or module:callable"),
         ("nsa.attention:no_such", "has no attribute 'no_such'"),
-        ("nsa.attention", "module is not callable; give module:callable"),
+        ("nsa.attention", "module is not callable; give flash-nsa"),
         ("nsa.attention:__name__", "str is not callable"),
         (":attend", "invalid format: ':attend'; give flash-nsa"),
     ],

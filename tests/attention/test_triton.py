@@ -43,7 +43,7 @@ def test_what_the_assembler_makes_of_them(capability: int) -> None:
     from benchmarks.triton_aot.compiled import compile_all
     from benchmarks.triton_aot.kernels import PARTS
 
-    made = list(compile_all([capability], [64], ["bf16"], list(PARTS)))
+    made = list(compile_all([capability], [64], list(PARTS)))
     assert len(made) >= 16
     assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
     loops = [(one.kernel.name, one.loop) for _, one in made if one.kernel.dots]
@@ -67,9 +67,9 @@ def test_no_tuned_choice_spills() -> None:
     if not triton.__version__.startswith(HELD_TO):
         pytest.skip(f"Triton {triton.__version__}: choices are held to {' and '.join(HELD_TO)}")
     made = list(compile_tuned())
-    assert {one.kernel.name: found for one, it in made if (found := it.problems)} == {}
-    assert all(it.tensor_core["HGMMA"] for one, it in made if one.capability == 90)
-    loops = {one.kernel.name: it.loop for one, it in made}
+    assert {one.kernel.name: one.problems for _, one in made if one.problems} == {}
+    assert all(one.tensor_core["HGMMA"] for _, one in made if one.capability == 90)
+    loops = {one.kernel.name: one.loop for _, one in made}
     bounds = {name: loop.bound for name, loop in loops.items() if loop is not None}
     assert bounds.keys() == loops.keys()
     assert min(bounds.values()) >= BOUND, bounds
@@ -89,8 +89,8 @@ def test_a_choice_that_spills_is_seen(tmp_path: Path) -> None:
             assert one.pop("untimed") and one["value"] != tile
             one["value"] = tile
     path.write_text(json.dumps(shipped))
-    one = next(one for one in choices(path) if one.kernel.name == "dk, dv, 128 rows")
-    made = compile_kernel(one.kernel, one.capability, "bf16")
+    one = next(one for one in choices(path) if one[0].name == "dk, dv, 128 rows")
+    made = compile_kernel(*one, "bf16")
     assert made.spilled >= 8
     assert made.problems == [f"{made.spilled} bytes of each thread are spilled"]
     path.write_text(json.dumps({**shipped, "shapes": {}}))

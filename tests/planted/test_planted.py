@@ -50,7 +50,7 @@ def record(
 ) -> dict[str, Any]:
     """A run.json with these rows of the baseline: outcome and reason."""
     checks = [
-        {"id": name, "outcome": outcome, "reason": reason, "required": required}
+        {"id": name, "outcome": outcome, "reason": reason, "remedy": None, "required": required}
         for name, (outcome, reason) in rows.items()
     ]
     return {"verdict": verdict, "phases": [{"name": "baseline", "checks": checks}]}
@@ -107,7 +107,7 @@ def test_a_text_that_moved_is_an_error(old: str, new: str, problem: str) -> None
 def test_noticed_means_by_every_row_and_for_the_reason() -> None:
     rows, named, good = judge(SOME, record(NOTICED))
     assert good
-    assert [row.row for row in rows] == ["baseline.accounts", "baseline.oracle"]
+    assert [row["id"] for row in rows] == ["baseline.accounts", "baseline.oracle"]
     assert named == list(SOME.says)
 
 
@@ -222,4 +222,4 @@ def test_all_at_once_is_no_go_for_real(copy: Copy, tmp_path: Path) -> None:
     rows, named, good = judge(EIGHT, found)
     assert good, (found["verdict"], named)
     wanted = {row for row in EIGHT.rows if row.startswith("baseline.")}
-    assert wanted <= {row.row for row in rows if row.outcome == "FAIL"}
+    assert wanted <= {row["id"] for row in rows if row["outcome"] == "FAIL"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.rehearsal.machine import Machine
-from benchmarks.rehearsal.trainer.job import VOCABULARY, Block, Job
+from benchmarks.rehearsal.trainer.job import Job, bucket_mib, wire
 from benchmarks.rehearsal.trainer.steps import EVAL_S, PROFILE_FROM, Steps, data_of, seed_of
 from nsa.contract import Event, Phase
 from nsa.contract.digests import drawn_batch, recomputed_steps, watched_steps
-from nsa.toggles import TOGGLES
+from nsa.launch.arms import Block
 from tests.accounts.first_weights import first_weights
 from tests.factory.files import Record, record
-from tests.factory.told import ORACLE, PROOF, in_force, recomputed, shadow
+from tests.factory.told import ORACLE, first_pass, in_force, recomputed, shadow
 from tests.phases.heartbeats import GROUPS, cut_by
 
 # From the start of the process to its first word, to the process group, to the first pass.
@@ -38,14 +39,13 @@ class Rank:
     job: Job
     steps: Steps
     rank: int
-    token: str
     began_s: float
     wall_s: float
 
     @property
     def pid(self) -> int:
         """A number above Linux's largest process id: no process of this machine is meant."""
-        return 4_200_000 + seed_of(self.job.where, self.token) % 90_000 + self.rank
+        return 4_200_000 + seed_of(self.job.where, self.job.token) % 90_000 + self.rank
 
     def record(self, event: Event, at_s: float, *, step: int, phase: Phase, **more: Any) -> Record:
         """A heartbeat at a time, in s from the beginning of the first step."""
@@ -56,7 +56,7 @@ class Rank:
             ts=round(mono + self.wall_s, 6),
             rank=self.rank,
             pid=self.pid,
-            token=self.token,
+            token=self.job.token,
             step=step,
             phase=phase,
             rss_mib=2900.0 + self.rank,
@@ -70,9 +70,9 @@ class Rank:
         Weights, both moments and DDP's buckets are float32. results/step_calls.md counts 1,913 MiB
         for one sequence with weights and gradients.
         """
-        weights = self.job.shape.gradient_mib
-        kept = weights * (4 if self.job.ddp else 3)
-        activations = (1913 - 2 * weights) * self.job.per_rank
+        weights = self.job.gradient_mib
+        kept = weights * (4 if self.job.plan.ddp else 3)
+        activations = (1913 - 2 * weights) * self.job.plan.per_rank_batch
         leak = self.machine.leak_mib_per_step.get(self.rank, 0.0) * step
         settling = 40.0 * min(1.0, step / 4)
         peak = kept + weights + activations + settling + leak
@@ -106,7 +106,7 @@ class Rank:
         phase = Phase.FIRST_STEP if number == 1 else Phase.STEP
         yield self.record(Event.STEP_START, last + 5e-5, step=number, phase=Phase.DATA)
         fetched = min(last + 1e-4 + float(steps.fetch_s[at]), ended - 2e-4)
-        profiled = job.profiled if self.rank == 0 else 0
+        profiled = job.plan.flags.profile_steps if self.rank == 0 else 0
         if profiled and number == PROFILE_FROM:
             yield self.record(
                 Event.PROFILER, last + 6e-5, step=number, phase=Phase.DATA, active=True
@@ -142,12 +142,15 @@ class Rank:
             yield from self._effects(block, number, ended + 3.5e-4)
 
     def _evaluation(self, at: int, over: float) -> Iterator[Record]:
-        loss, batches = float(self.steps.loss[at]) + 0.01, self.job.config["train"]["eval_batches"]
+        loss, batches = float(self.steps.loss[at]) + 0.01, self.job.train.eval_batches
         told = {
             "loss": loss,
             "losses": [loss] * batches,
-            "again": {"batch": drawn_batch(self.token, self.rank, at + 1, batches), "loss": loss},
-            "embedded": batches * self.job.per_rank * self.job.shape.seq_len,
+            "again": {
+                "batch": drawn_batch(self.job.token, self.rank, at + 1, batches),
+                "loss": loss,
+            },
+            "embedded": batches * math.prod(self.job.plan.micro_batch),
             "seconds": EVAL_S - 0.02,
             "data": data_of(self.job).held_out(self.rank, batches),
         }
@@ -157,7 +160,7 @@ class Rank:
     def _refusals(self, at: int, last: float) -> Iterator[Record]:
         """Arms that a rank could not run come before the next one that it can."""
         first = self.job.blocks[0]
-        for block in self.job.refused if at == first.warmup + first.steps else ():
+        for block in self.job.refused if at == first.total_steps else ():
             yield self.record(
                 Event.ARM_FAILED, last + 2e-5, step=at, phase=Phase.STEP, arm=block.arm,
                 block=block.index, error="No available kernel. Aborting execution.",
@@ -174,7 +177,7 @@ class Rank:
             "step": at + 1,
             "loss": float(steps.loss[at]),
             "fetch_s": float(steps.fetch_s[at]),
-            "toks_per_s": round(self.job.tokens / float(steps.dt_s[at]), 3),
+            "toks_per_s": round(self.job.plan.tokens_per_step / float(steps.dt_s[at]), 3),
             "grad_norm": float(steps.norm[at]),
         }
         return self.record(Event.PROGRESS, when_s, step=step, phase=phase) | told
@@ -182,13 +185,12 @@ class Rank:
     def _effects(self, block: Block, step: int, at_s: float) -> Iterator[Record]:
         """Every toggle of a block took effect, and DDP has its buckets."""
         own = {"step": step, "phase": Phase.STEP, "arm": block.arm, "block": block.index}
-        if self.job.ddp:
-            sizes = cut_by(block.bucket_mib, self.job.shape.gradient_mib)
+        if self.job.plan.ddp:
+            sizes = cut_by(bucket_mib(block), self.job.gradient_mib)
             yield self.record(Event.DDP_BUCKETS, at_s, **own, **sizes)
-        for name, text in block.settings.items():
-            if name in TOGGLES:
-                told = {"toggle": name, "value": TOGGLES[name].parse(text), "evidence": "seen"}
-                yield self.record(Event.EFFECT, at_s + 5e-5, took_effect=True, **told, **own)
+        for name in block.toggles.sources:
+            told = {"toggle": name, "value": block.toggles.values[name], "evidence": "seen"}
+            yield self.record(Event.EFFECT, at_s + 5e-5, took_effect=True, **told, **own)
 
     # -- proofs and the end ------------------------------------------------------------------------
 
@@ -198,31 +200,25 @@ class Rank:
         # Known numbers of rank r are r + 1 times those of rank 0, so their mean is this times them.
         mean = (ranks + 1) / 2
         share = {"sum": float(ranks), "own": (self.rank + 1) / mean}.get(machine.gradient, 1.0)
-        wire = job.blocks[0].wire if job.ddp else "fp32"
-        norm = round(PROOF["norm_before"] * share, 4)
-        loss = float(self.steps.loss[max(0, done - 1)]) + 0.004 * (self.rank - (ranks - 1) / 2)
-        off = dict.fromkeys(("attention", "gates", "layer", "logits"), machine.attention_error)
-        env = {"config": job.config, "effective": {"vocab_size": VOCABULARY}}
-        return {
-            **PROOF,
-            "loss": loss,
-            "loss_again": loss,
-            "positions": job.per_rank * job.shape.seq_len,
-            "mean_low": share * (PROOF["mean_low"] if wire == "bf16" else 1.0),
-            "mean_high": share,
-            "wire": wire,
-            "norm_told": norm,
-            "norm_before": norm,
-            "own_gradient": dict.fromkeys(GROUPS, 1e-3),
-            "oracle": {
+        config = job.plan.config.model_dump()
+        told = first_pass(
+            float(self.steps.loss[max(0, done - 1)]) + 0.004 * (self.rank - (ranks - 1) / 2),
+            positions=math.prod(job.plan.micro_batch),
+            own_gradient=dict.fromkeys(GROUPS, 1e-3),
+            wire=wire(job.blocks[0]) if job.plan.ddp else "fp32",
+            oracle={
                 **ORACLE,
                 "positions": [0, 9, 99],
-                "layers": float(job.shape.layers),
-                "shape": {**job.config["model"], **job.config["nsa"]},
-                **off,
+                "layers": float(job.model.n_layers),
+                "shape": {**config["model"], **config["nsa"]},
+                **dict.fromkeys(("attention", "gates", "layer", "logits"), machine.attention_error),
             },
-            "weights": first_weights(env),
-        }
+            weights=first_weights(
+                {"config": config, "effective": {"vocab_size": job.model.vocab_size}}
+            ),
+        )
+        scaled = ("mean_low", "mean_high", "norm_told", "norm_before")
+        return told | {name: round(told[name] * share, 9) for name in scaled}
 
     def end(self, at_s: float, code: int, reason: str, done: int) -> Record:
         """The exit event, with what happened to tokens and parameters."""
@@ -240,10 +236,10 @@ class Rank:
         moved = max(float(rates.sum()) * 0.22, 0.4 * largest)
         told = {"loss": self.steps.loss[:done], "grad_norm": self.steps.norm[:done]}
         table = pd.DataFrame({"step": range(1, done + 1), **told})
-        twice = recomputed(self._twice(), table, layers=job.shape.layers)
-        watched = watched_steps(self.token, 1, job.last_step)
+        twice = recomputed(self._twice(), table, layers=job.model.n_layers)
+        watched = watched_steps(self.job.token, 1, job.plan.total_steps)
         return {
-            "param_hash": hashlib.sha256(f"{job.where} {self.token}".encode()).hexdigest(),
+            "param_hash": hashlib.sha256(f"{job.where} {self.job.token}".encode()).hexdigest(),
             "fetched_sum": tokens_sum,
             "embedded_sum": tokens_sum,
             "moved": dict.fromkeys(GROUPS, moved),
@@ -253,10 +249,9 @@ class Rank:
             "shadow": shadow([step for step in watched if step <= done]),
             "recomputed": twice | ({"gates": None} if self.rank else {}),
             "proof": self._proof(done),
-            "in_force": in_force(job.ranks, {}, cpus=2 * CORES)
-            | {"timeout_s": GROUP_TIMEOUT_S if job.ddp else None},
+            "in_force": in_force(job.ranks, {}, cpus=2 * CORES),
         }
 
     def _twice(self) -> tuple[int, ...]:
-        profiled = self.job.profiled > 0
-        return recomputed_steps(self.token, 1, self.job.last_step, profiled=profiled)
+        profiled = self.job.plan.flags.profile_steps > 0
+        return recomputed_steps(self.job.token, 1, self.job.plan.total_steps, profiled=profiled)

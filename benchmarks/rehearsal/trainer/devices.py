@@ -6,7 +6,7 @@ The ceilings are of the same roofline as the steps, so a card that is slow in tr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from benchmarks.rehearsal.trainer.rundir import TORCH
 from benchmarks.rehearsal.trainer.steps import seed_of
 from nsa.contract import Ceiling
 from tests.factory.files import record, write_beats
-from tests.phases.machine_files import measured
+from tests.phases.machine_files import gpu_samples, measured
 
 # Shares of the data sheet's peak: a product of large matrices, a copy, a copy over PCIe.
 PRODUCT_SHARE, COPY_SHARE, HOST_SHARE = 0.79, 0.87, 0.8
@@ -86,9 +86,7 @@ _EVERY_S = 0.2
 _SLOW = 0.95
 
 
-def write_samples(
-    path: Path, columns: Sequence[str], rank: Rank, stop: int, machine: Machine
-) -> None:
+def write_samples(path: Path, rank: Rank, stop: int, machine: Machine) -> None:
     """Five samples a second of every GPU of the machine, from the launch's start to its end.
 
     Utilization is the share of time with a kernel running; what only NVML could tell stays empty.
@@ -96,7 +94,7 @@ def write_samples(
     steps, job = rank.steps, rank.job
     ends = steps.device_end_s[:stop]
     over = float(ends[-1]) if stop else 0.0
-    random = np.random.default_rng(seed_of(job.where, rank.token, "samples"))
+    random = np.random.default_rng(seed_of(job.where, job.token, "samples"))
     at = np.arange(-12.0, over + 1.2, _EVERY_S)
     place = np.minimum(np.searchsorted(ends, at), max(0, stop - 1))
     trains = (at >= 0.0) & (at <= over) & (stop > 0)
@@ -135,4 +133,6 @@ def write_samples(
             )
         )
     samples = pd.concat(frames).sort_values(["timestamp", "index"], kind="stable")
-    samples.reindex(columns=columns).to_csv(path, index=False)
+    samples.reindex(columns=samples.columns.union(gpu_samples(1).columns, sort=False)).to_csv(
+        path, index=False
+    )

@@ -13,7 +13,15 @@ from benchmarks.rehearsal.trainer.beats import GROUP_TIMEOUT_S, STARTED_S, Rank
 from benchmarks.rehearsal.trainer.devices import write_ceilings, write_samples
 from benchmarks.rehearsal.trainer.job import Job, ranks_of
 from benchmarks.rehearsal.trainer.steps import seed_of, simulate
-from nsa.contract import ENV_JSON, SDPA_AUDIT_JSON, STACKDUMPS, Event, ExitCode, Phase
+from nsa.contract import (
+    ENV_JSON,
+    RUN_TOKEN_VARIABLE,
+    SDPA_AUDIT_JSON,
+    STACKDUMPS,
+    Event,
+    ExitCode,
+    Phase,
+)
 from runbook.records import Launch
 from tests.factory.files import write_beats
 
@@ -32,9 +40,7 @@ class Order:
     argv: Sequence[str]
     env: Mapping[str, str]
     folder: Path
-    token: str
     attempt: int
-    samples: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +90,9 @@ class Trainer:
         if "pytest" in order.argv:
             ended = self._pytest(order)
         elif "nsa.ceilings" in order.argv:
-            took = write_ceilings(order.folder, self.machine, ranks_of(order.argv), order.token)
+            took = write_ceilings(
+                order.folder, self.machine, ranks_of(order.argv), order.env[RUN_TOKEN_VARIABLE]
+            )
             ended = Ended(code=0, duration_s=took, console=["[ceilings] measured"])
         elif self.gone:
             ended = Ended(code=1, duration_s=9.0, console=[
@@ -106,12 +114,11 @@ class Trainer:
         seed = seed_of(self.machine.name, order.attempt)
         steps = simulate(self.machine, job, seed)
         ranks = [
-            Rank(machine=self.machine, job=job, steps=steps, rank=rank, token=order.token,
+            Rank(machine=self.machine, job=job, steps=steps, rank=rank,
                  began_s=began + STARTED_S, wall_s=_WALL_S)
             for rank in range(job.ranks)
         ]  # fmt: skip
         env = rundir.env_document(self.machine, job, order.launch, order.argv)
-        env["run_token"] = order.token
         (order.folder / ENV_JSON).write_text(json.dumps(env, indent=1), encoding="utf-8")
         for rank in ranks:
             (order.folder / STACKDUMPS.name(rank.rank, rank.pid)).touch()
@@ -140,8 +147,7 @@ class Trainer:
                 records.append(rank.end(over + 0.4 + late, code, reason, stop))
             write_beats(order.folder, rank.rank, records)
         if self.machine.sampled:
-            path = order.folder / "gpu_samples.csv"
-            write_samples(path, order.samples, ranks[0], stop, self.machine)
+            write_samples(order.folder / "gpu_samples.csv", ranks[0], stop, self.machine)
         lines = [*rundir.console(job, steps, stop), *end.says]
         if end.first is not None:
             number, code = end.first
@@ -151,10 +157,10 @@ class Trainer:
     def _good(self, order: Order, first: Rank, enough: Callable[[], bool] | None) -> _End:
         job = first.job
         stop, stopped = self._until_enough(order, first, enough)
-        if any("NSA_SDPA_AUDIT" in block.settings for block in job.blocks):
+        if any(block.toggles.flag("NSA_SDPA_AUDIT") for block in job.blocks):
             audit = rundir.audit_document(self.machine, job)
             (order.folder / SDPA_AUDIT_JSON).write_text(json.dumps(audit), encoding="utf-8")
-        if job.profiled:
+        if job.plan.flags.profile_steps:
             rundir.write_profile(order.folder, self.machine, job, first.steps)
         code, reason = ExitCode.SUCCESS, "enough" if stopped else "all steps done"
         if (self.machine.diverges or self.machine.gradient == "own") and job.ranks > 1:
@@ -208,7 +214,7 @@ class Trainer:
         if ending.kind == "timeout":
             culprit = 1 - culprit  # whoever waits for it is who is aborted
             says, after_s = _watchdog_timeout(culprit), GROUP_TIMEOUT_S + 6.0
-        code = 1 if job.ddp else -6
+        code = 1 if job.plan.ddp else -6
         return _End(stop=stop, after_s=after_s, code=code, begun=True, says=says,
                     first=(culprit, -6))  # fmt: skip
 

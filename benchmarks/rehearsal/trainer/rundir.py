@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import numpy as np
+import torch
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S
@@ -25,6 +26,7 @@ from nsa.contract import (
     VAL_CSV,
     names,
 )
+from nsa.launch.envfile import effective
 from runbook.config.load import load_profile
 from runbook.records import Launch
 from tests.factory import files
@@ -55,14 +57,14 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
                 at + 1,
                 loss=float(steps.loss[at]),
                 lr=float(steps.rate[at]),
-                toks_per_s=round(job.tokens / dt, 3),
-                tokens=job.tokens,
+                toks_per_s=round(job.plan.tokens_per_step / dt, 3),
+                tokens=job.plan.tokens_per_step,
                 dt_s=dt,
                 grad_norm=float(steps.norm[at]),
                 mem_mib=rank.memory(at + 1)[1],
                 arm=block.arm,
                 block=block.index,
-                warmup=int(inside <= block.warmup),
+                warmup=int(inside <= block.warmup_steps),
                 fetch_s=float(steps.fetch_s[at]),
             )
         )
@@ -70,9 +72,9 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     seen = [step for step in range(1, stop + 1) if job.evaluates(step)]
     told_of = [f"{step},{float(steps.loss[step - 1]) + 0.01!r}" for step in seen]
     (folder / VAL_CSV).write_text("\n".join([",".join(names(VAL_COLUMNS)), *told_of, ""]))
-    blocks = job.shape.blocks_read(job.shape.selected)
-    selected: tuple[object, ...] = (blocks, job.shape.blocks_read(_FORCED_BLOCKS) / blocks)
-    if job.blocks[0].settings.get("NSA_DISABLE_AUX_STATS") == "1":
+    blocks = _blocks_read(job, job.model.attention.n_sel)
+    selected: tuple[object, ...] = (blocks, _blocks_read(job, _FORCED_BLOCKS) / blocks)
+    if job.plan.toggles.flag("NSA_DISABLE_AUX_STATS"):
         selected = ("", "")
     lines = [",".join(names(GATES_COLUMNS))]
     for step in [1, *range(LOG_EVERY, stop + 1, LOG_EVERY)]:
@@ -83,29 +85,30 @@ def write_tables(folder: Path, rank: Rank, stop: int) -> None:
     (folder / GATES_CSV).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def _blocks_read(job: Job, most: int) -> float:
+    """Blocks that a query attends to, on average, where it may attend to so many."""
+    seq_len, l_sel = job.train.seq_len, job.model.attention.l_sel
+    return sum(min(most, at // l_sel + 1) for at in range(seq_len)) / seq_len
+
+
 def env_document(machine: Machine, job: Job, launch: Launch, argv: Sequence[str]) -> dict[str, Any]:
-    """env.json: what was asked for, and what really ran; the run's token is not in it."""
-    shape, profile = job.shape, load_profile(machine.profile)
+    """env.json: what was asked for, and what really ran."""
+    profile = load_profile(machine.profile)
     made = env_files.env(launch, builder.batch_of(launch, profile))
     # The folder of the trainer's package is this machine's.
     del made["package"]
-    effective = {
-        **made["effective"],
-        "n_layers": shape.layers,
-        "n_params": shape.parameters,
-        "gradient_checkpointing": job.recompute,
-        "model_flops_per_token": shape.model_flops_per_token,
-        "loss_floor": floor_of(job),
-        "schedule_steps": job.schedule_steps,
-        "steps": job.last_step,
-    }
+    floor, device = floor_of(job), torch.device("cuda")
+    told = effective(
+        job.plan, device=device, n_params=job.parameters, floor=floor, floor_source=job.dataset
+    )
     attention = env_files.attention(
-        profile.workload_of(launch.phase), machine.windows.get(job.where, machine.window)
+        profile.workload_of(launch.phase), machine.windows.get(job.where, "triton")
     )
     if not machine.self_test:
         attention["self_test"] |= {"ran": False, "reason": "NSA_SELF_TEST=off", "paths": {}}
     return {
         **made,
+        "run_token": job.token,
         "argv": list(argv),
         "git": {**made["git"], "branch": "main", "sha": SHA},
         "versions": {
@@ -122,8 +125,8 @@ def env_document(machine: Machine, job: Job, launch: Launch, argv: Sequence[str]
             # torch writes them without nvidia-smi's prefix.
             "uuids": [machine.uuid(r).removeprefix("GPU-") for r in range(job.ranks)],
         },
-        "config": job.config,
-        "effective": effective,
+        "config": job.plan.config.model_dump(),
+        "effective": {**told, "dataset": job.dataset},
         "attention": attention,
     }
 
@@ -136,15 +139,16 @@ def audit_document(machine: Machine, job: Job) -> dict[str, Any]:
 
 def console(job: Job, steps: Steps, stop: int) -> list[str]:
     """What rank 0 prints."""
-    kinds = {b.settings.get("NSA_DDP_COMPRESS", "off") for b in job.blocks} if job.ddp else set()
+    tokens = job.plan.tokens_per_step
+    kinds = {b.toggles.text("NSA_DDP_COMPRESS") for b in job.blocks} if job.plan.ddp else set()
     lines = [
-        f"[config] {job.shape.parameters:,} parameters, S={job.shape.seq_len}, "
+        f"[config] {job.parameters:,} parameters, S={job.train.seq_len}, "
         f"{job.ranks} rank(s) on cuda, dataset {job.dataset}"
     ]
     lines += [f"[ddp] gradient compression enabled: {kind}" for kind in sorted(kinds - {"off"})]
     lines += [f"[arms] {b.arm} cannot run: No available kernel." for b in job.refused]
     lines += [
-        f"[step {at + 1}] loss={steps.loss[at]:.4f} tok/s={job.tokens / steps.dt_s[at]:.1f}"
+        f"[step {at + 1}] loss={steps.loss[at]:.4f} tok/s={tokens / steps.dt_s[at]:.1f}"
         for at in range(0, stop, LOG_EVERY)
     ]
     return lines
@@ -152,14 +156,15 @@ def console(job: Job, steps: Steps, stop: int) -> list[str]:
 
 def write_profile(folder: Path, machine: Machine, job: Job, steps: Steps) -> None:
     """The summary of the watched steps, and a trace, which no judge reads."""
-    batches = job.profiled * job.accumulation
-    device = float(np.mean(steps.busy[20:, 0] * steps.dt_s[20:])) / job.accumulation
+    profiled, accumulation = job.plan.flags.profile_steps, job.train.accumulate_grad_batches
+    batches = profiled * accumulation
+    device = float(np.mean(steps.busy[20:, 0] * steps.dt_s[20:])) / accumulation
     window = max(device, HOST_S * machine.trains(0).host * PROFILED_HOST)
     gpu = {"window_us": window, "busy_us": device, "idle_us": window - device}
     gpu["python_wait_us"] = _PYTHON * (window - device)
     summary = {
         **HEALTHY["profile"],
-        "steps": job.profiled,
+        "steps": profiled,
         "wall_us": 1e6 * window * batches,
         "gpu": {name: round(1e6 * seconds * batches, 1) for name, seconds in gpu.items()},
     }

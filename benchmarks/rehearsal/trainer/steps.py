@@ -9,13 +9,17 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S, step_time
-from benchmarks.rehearsal.trainer.job import VOCABULARY, Block, Job
+from benchmarks.rehearsal.trainer.job import Job
+from nsa.data.source import chain_entropy_nats
+from nsa.launch.arms import Block
+from nsa.step.optimizer import learning_rate
 from runbook.accounts.workload import GeneratedData
 
 # Standard deviations, as shares: of one launch's pace, and of one step's time.
@@ -57,9 +61,7 @@ def seed_of(*words: object) -> int:
 def simulate(machine: Machine, job: Job, seed: int) -> Steps:
     """All steps of a launch that nothing stops."""
     random = np.random.default_rng([seed, seed_of(job.where)])
-    block = np.concatenate(
-        [np.full(b.warmup + b.steps, place) for place, b in enumerate(job.blocks)]
-    )
+    block = np.concatenate([np.full(b.total_steps, place) for place, b in enumerate(job.blocks)])
     modeled = [block_time(machine, job, one) for one in job.blocks]
     total = np.array([modeled[place][0] for place in block])
     busy = np.array([modeled[place][1] for place in block])
@@ -71,8 +73,8 @@ def simulate(machine: Machine, job: Job, seed: int) -> Steps:
         dt *= 1.0 + machine.slower_at_end * np.arange(count) / count
     computing = busy * (total * launch)[:, None]
     ahead = np.clip(total - host, 0.002, None)
-    if job.profiled:
-        watched = slice(PROFILE_FROM - 1, PROFILE_FROM + job.profiled)
+    if profiled := job.plan.flags.profile_steps:
+        watched = slice(PROFILE_FROM - 1, PROFILE_FROM + profiled)
         dt[watched] = np.maximum(dt[watched], host[watched] * PROFILED_HOST)
     fetch = np.full(count, machine.fetch_s) * np.exp(random.normal(0.0, 0.1, count))
     dt += np.maximum(0.0, fetch - 0.002)
@@ -104,7 +106,7 @@ def block_time(machine: Machine, job: Job, block: Block) -> tuple[float, list[fl
     times = [step_time(machine.card, job, block, pace, machine.training_link) for pace in paces]
     compute, waited, busy = zip(*times, strict=True)
     total = max(compute) + max(waited)
-    host = job.accumulation * HOST_S * max(pace.host for pace in paces)
+    host = job.train.accumulate_grad_batches * HOST_S * max(pace.host for pace in paces)
     return total, [one / total for one in busy], host
 
 
@@ -128,22 +130,16 @@ def _host_ends(job: Job, device_end: Floats, ahead: Floats, random: np.random.Ge
 
 
 def learning_rates(job: Job, count: int) -> Floats:
-    """A linear ramp, then a cosine down to a tenth."""
-    most, ramp = job.config["train"]["lr"], job.config["train"]["warmup_steps"]
-    step = np.arange(1, count + 1)
-    done = np.clip((step - ramp) / max(1, job.schedule_steps - ramp), 0.0, 1.0)
-    later = 0.1 + 0.9 * (1 + np.cos(math.pi * done)) / 2
-    rates: Floats = most * np.where(step <= ramp, step / max(1, ramp), later)
-    return rates
-
-
-# The entropy rate of the trainer's Markov source (docs/trainer-contract.md), nats.
-ENTROPY = 1.1097385521061456
+    """Those of the trainer's own schedule."""
+    train, total = job.train, job.plan.schedule_steps
+    given: Any = {"peak": train.lr, "warmup_steps": train.warmup_steps, "total_steps": total}
+    shape = train.lr_schedule
+    return np.array([learning_rate(n, shape=shape, **given) for n in range(1, count + 1)])
 
 
 def floor_of(job: Job) -> float:
     """What no model gets below, nats."""
-    return ENTROPY if job.dataset == "markov" else math.log(VOCABULARY)
+    return chain_entropy_nats() if job.dataset == "markov" else math.log(job.model.vocab_size)
 
 
 def _losses(machine: Machine, job: Job, count: int) -> Floats:
@@ -151,14 +147,15 @@ def _losses(machine: Machine, job: Job, count: int) -> Floats:
 
     The same rows of data give the same first loss, however they are spread over ranks.
     """
-    rows = job.ranks * job.per_rank * job.accumulation
+    rows = job.train.batch_size * job.train.accumulate_grad_batches
     random = np.random.default_rng(seed_of("loss", job.dataset, rows))
-    start, floor = math.log(VOCABULARY) + 0.055, floor_of(job)
+    uniform, floor = math.log(job.model.vocab_size), floor_of(job)
+    start = uniform + 0.055
     learned = np.cumsum(learning_rates(job, count)) / 0.02
     # Without learning only what the first weights did wrong by themselves goes away.
-    end = floor if machine.learns else math.log(VOCABULARY)
+    end = floor if machine.learns else uniform
     loss = end + (start - end) * np.exp(-learned if machine.learns else -5 * learned)
-    spread = 0.11 / math.sqrt(job.tokens / 128)
+    spread = 0.11 / math.sqrt(job.plan.tokens_per_step / 128)
     return np.round(loss + random.normal(0.0, spread, count), 9)
 
 
@@ -166,10 +163,10 @@ def data_of(job: Job) -> GeneratedData:
     """What the ranks of a launch read."""
     return GeneratedData(
         kind=job.dataset,
-        seed=job.config["train"]["seed"],
-        vocab_size=VOCABULARY,
-        seq_len=job.shape.seq_len,
+        seed=job.train.seed,
+        vocab_size=job.model.vocab_size,
+        seq_len=job.train.seq_len,
         nproc=job.ranks,
-        rows=job.per_rank,
-        accumulation=job.accumulation,
+        rows=job.plan.per_rank_batch,
+        accumulation=job.train.accumulate_grad_batches,
     )
