@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DEFECTS_FOLDER = Path(__file__).parent / "defects"
 # What a run needs. Data first, then the packages.
-COPIED = ("pyproject.toml", "templates", "configs", "nsa", "runbook", "phases", "reports")
+COPIED = ("templates", "configs", "nsa", "runbook", "phases", "reports")
 ALL_AT_ONCE = "eight"
 _moments = itertools.count(1_000_000_000)
 
@@ -138,14 +138,9 @@ class Copy:
     def __init__(self, root: Path) -> None:
         self.root = root
         for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(
-                    source, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
-                )
-            else:
-                root.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, root / name)
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # The mark of a checkout.
+        shutil.copy2(ROOT / "pyproject.toml", root)
 
     def check(self, defects: Sequence[Defect]) -> None:
         """Raise AnchorError that lists all defects that do not fit; and that the copy does not run.

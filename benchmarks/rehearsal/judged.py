@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,18 +47,26 @@ _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What became of a machine. `stopped_by`: required rows that are not PASS, the worst first.
+    """What became of a machine. rows: required ones that are not PASS, the worst first.
 
-    started: launches that were started. broken: what failed in the runbook itself, by row.
+    started: launches that were started.
     """
 
     machine: Machine
     verdict: str
-    stopped_by: tuple[str, ...]
-    reasons: Mapping[str, str]
+    rows: Sequence[Check]
     started: int
     seconds: float
-    broken: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stopped_by(self) -> tuple[str, ...]:
+        """Ids of the rows."""
+        return tuple(row.id for row in self.rows)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Outcome and reason of each, by id."""
+        return {row.id: f"{row.outcome}: {row.reason}" for row in self.rows}
 
     @property
     def as_expected(self) -> bool:
@@ -66,7 +74,7 @@ class Judged:
 
         A row that the runbook's own failure left open stops every machine and proves nothing.
         """
-        if self.broken:
+        if any(row.code is Reason.HARNESS_ERROR for row in self.rows):
             return False
         if not self.machine.stopped_by:
             return self.verdict == Verdict.GO
@@ -102,11 +110,9 @@ def _judged(machine: Machine, record: RunRecord, started: int, seconds: float) -
     return Judged(
         machine=machine,
         verdict=str(record.verdict),
-        stopped_by=tuple(check.id for check in open_rows),
-        reasons={check.id: f"{check.outcome}: {check.reason}" for check in open_rows},
+        rows=open_rows,
         started=started,
         seconds=seconds,
-        broken={row.id: row.reason for row in open_rows if row.code is Reason.HARNESS_ERROR},
     )
 
 
