@@ -132,6 +132,12 @@ def of_copy(root: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
 
 
+def run_in(root: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python in a copy, and keep what it says."""
+    given: dict[str, Any] = {"cwd": root, "env": of_copy(root), "capture_output": True} | more
+    return subprocess.run([sys.executable, *words], text=True, **given)
+
+
 class Copy:
     """A copy of the packages, in which one defect at a time is in force."""
 
@@ -150,11 +156,7 @@ class Copy:
         problems = broken_anchors(self.root, defects)
         packages = [name for name in COPIED if (self.root / name / "__init__.py").exists()]
         code = "".join(f"import {name}; print({name}.__file__); " for name in packages)
-        words = [sys.executable, "-P", "-c", code]
-        done = subprocess.run(
-            words, cwd=self.root, env=of_copy(self.root), capture_output=True, text=True, check=True
-        )
-        found = done.stdout.splitlines()
+        found = run_in(self.root, "-P", "-c", code, check=True).stdout.splitlines()
         problems += [f"{path} is not of the copy" for path in found if str(self.root) not in path]
         if problems:
             raise AnchorError("\n".join(problems))

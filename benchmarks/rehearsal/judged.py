@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 from unittest import mock
 
 from benchmarks.rehearsal.machine import Machine
@@ -170,7 +170,7 @@ class _Stage:
         # The kernel's own device is this machine's; without it the tool is asked.
         log = local.KernelLog
         replaced: dict[str, Any] = {
-            "spawn_kept": self._spawn,
+            "spawn_kept": lambda argv, env, *, output, **_: _Child(argv, env, output),
             # There is no process to sample, to end or to bury.
             **dict.fromkeys(("Reaper", "gpu_samples", "kill_all", "end_kept"), mock.MagicMock()),
             "KernelLog": lambda: log(kmsg=self.bench.state / "no-kmsg"),
@@ -200,16 +200,6 @@ class _Stage:
             host.Seen(pid=4_190_000 + n, parent=1, token="ab" * 16, words=tuple(text.split()))
             for n, text in enumerate(self.machine.leftovers)
         ]
-
-    def _spawn(
-        self,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        output: IO[bytes],
-        cwd: Path | None = None,  # noqa: ARG002 - nothing is started there
-    ) -> _Child:
-        return _Child(argv, environment, output)
 
     def _attempt(self) -> type[attempts.Attempt]:
         stage = self
