@@ -145,9 +145,8 @@ def measure(
     rows: dict[str, dict[str, Any]] = {}
     ready: dict[str, Timed] = {}
     for name, arm in arms.items():
-        row: dict[str, Any] = {"seq_len": seq_len, "shape": shape, "arm": name, "raw_s": []}
-        row["dtype"] = str(dtype)
-        rows[name] = row
+        row = rows[name] = {"seq_len": seq_len, "shape": shape, "arm": name, "dtype": str(dtype)}
+        row |= {"raw_s": [], "bound": BOUND[dtype]}
         failures = FAILURES if name in peers else (RuntimeError,)
         try:
             if name in peers:
@@ -158,19 +157,17 @@ def measure(
             else:
                 row["error"], row["compared"] = check_sparse(x, check_to, ways(x)[name])
             row["peak_bytes"] = peak_bytes(arm, device)
-            ready[name] = timed(arm, device, may_launch=name in peers)
+            ready[name] = made = timed(arm, device, may_launch=name in peers)
+            row["by_host_ms"] = None if made.by_host_s is None else 1e3 * made.by_host_s
+            row["replayed"] = made.replayed
         except failures as error:  # no such kernel here, or out of memory
             row["problem"] = (str(error) or type(error).__name__).partition("\n")[0][:200]
-        row["bound"] = BOUND[dtype]
         row["right"] = row.get("error", float("inf")) <= BOUND[dtype]
     order = list(ready)
     for round_ in range(rounds):
         for name in order if round_ % 2 == 0 else reversed(order):
             rows[name]["raw_s"].append(ready[name].once(device))
     _add_ratios(rows)
-    for name, arm in ready.items():
-        rows[name]["by_host_ms"] = None if arm.by_host_s is None else 1e3 * arm.by_host_s
-        rows[name]["replayed"] = arm.replayed
     if device == "cuda":
         for name in filter(is_ours, order):
             rows[name]["kernels"] = breakdown(arms[name])

@@ -135,7 +135,7 @@ def _fsa(ops: Any, fsa: Any, *, cfg: NSAConfig, **x: Tensor) -> Tensor:
 def _liger(
     nsa: Any, of_cmp: Any, of_sel: Any, of_win: Any, *, cfg: NSAConfig, **x: Tensor
 ) -> Tensor:
-    """It pools by no means, so keys and values are pooled by ours."""
+    """It has no pooling: ours makes the compressed keys and values."""
     x |= {name: mean_pool(x[name], cfg).to(x["q"].dtype) for name in ("k_cmp", "v_cmp")}
     q, keys, values, k_sel, v_sel, k_win, v_win, gates = (t.transpose(1, 2) for t in x.values())
     scale = cfg.d_k**-0.5

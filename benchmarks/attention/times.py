@@ -22,8 +22,8 @@ from benchmarks.program import markdown_table
 
 # The first runs of an arm load kernels and choose algorithms.
 _WARM = 2
-_INNER = 3
-_LAUNCHED = 3
+# Passes of which a time is the mean, or the median.
+_PASSES = 3
 
 
 def both(arm: Arm) -> None:
@@ -53,8 +53,8 @@ class Timed:
             self.both()
             forward_s = middle - begin
             return forward_s, time.process_time() - middle - forward_s
-        forward_s = _device_s(self.forward, _INNER)
-        return forward_s, _device_s(self.both, _INNER) - forward_s
+        forward_s = _device_s(self.forward, _PASSES)
+        return forward_s, _device_s(self.both, _PASSES) - forward_s
 
 
 def _device_s(run: Callable[[], object], times: int) -> float:
@@ -77,7 +77,7 @@ def timed(arm: Arm, device: str, *, may_launch: bool) -> Timed:
         both(arm)
     if device == "cpu":
         return Timed(forward=arm, both=lambda: both(arm), by_host_s=None, replayed=False)
-    by_host_s = statistics.median(_device_s(lambda: both(arm), 1) for _ in range(_LAUNCHED))
+    by_host_s = statistics.median(_device_s(lambda: both(arm), 1) for _ in range(_PASSES))
     try:
         forward, whole = _recorded(arm)
     except RuntimeError:
@@ -115,8 +115,6 @@ def peak_bytes(arm: Arm, device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-# Forward and backward passes under the profiler; the table has means of one.
-_PASSES = 3
 # Kernels that take less than this share of an arm's time are one line together.
 _LEAST = 0.01
 # Template arguments and signatures, which fill lines and tell no kernel from another.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +13,13 @@ from queue import Queue
 from coverage import CoverageData
 
 from benchmarks.judging_mutants.sites import Mutant
-from benchmarks.planted.copy import ROOT, of_copy, write_anew
+from benchmarks.planted.copy import ROOT, run_in, write_anew
 
 # Tests of other parts do not run a line of these; those of the registry refuse a package of a copy,
 # and those of a night and of a session on a GPU ask git, which a copy does not have.
 NOT_RUN = ("attention", "train", "data", "nightly", "test_registry.py", "test_gpu_session.py")
 TESTS = ("tests", *(f"--ignore=tests/{name}" for name in NOT_RUN))
+PYTEST = ("-m", "pytest")
 QUICK = ("-m", "not slow and not e2e", "-p", "no:cacheprovider", "-q")
 TIME_LIMIT_S = 900.0
 # A test failed; collecting was interrupted; a test named on the command line was not found. All of
@@ -47,8 +47,7 @@ class Copies:
         names = {name.rsplit("|", 1)[0] for name in data.measured_contexts()} - {""}
         copy = self._free.get()
         listed = _listed(copy, sorted(names))
-        words = _pytest("--collect-only", "-qq", "-n0", listed)
-        subprocess.run(words, cwd=copy, env=of_copy(copy), check=True, capture_output=True)
+        run_in(copy, *PYTEST, "--collect-only", "-qq", "-n0", listed, check=True)
         self._free.put(copy)
 
     def _cover(self) -> None:
@@ -60,7 +59,7 @@ class Copies:
         words = (*TESTS, *QUICK, "-n", str(self._free.qsize()), "--dist", "worksteal")
         cover = ("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", "-x")
         copy = self._free.get()
-        subprocess.run(_pytest(*words, *cover), cwd=copy, env=of_copy(copy), check=True)
+        run_in(copy, *PYTEST, *words, *cover, check=True, capture_output=False)
         self._free.put(copy)
 
     def tests(self, change: Mutant) -> list[str]:
@@ -104,17 +103,9 @@ def _statement(change: Mutant) -> tuple[int, int]:
 
 
 def _run(copy: Path, tests: Sequence[str]) -> str:
-    words = _pytest("-x", *QUICK, "-n0", _listed(copy, tests))
+    words = ("-x", *QUICK, "-n0", _listed(copy, tests))
     try:
-        done = subprocess.run(
-            words,
-            cwd=copy,
-            env=of_copy(copy),
-            capture_output=True,
-            text=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
+        done = run_in(copy, *PYTEST, *words, timeout=TIME_LIMIT_S)
     except subprocess.TimeoutExpired:
         return "killed: out of time"
     if done.returncode in KILLED:
@@ -129,7 +120,3 @@ def _listed(copy: Path, tests: Sequence[str]) -> str:
     path = copy / "these-tests.txt"
     path.write_text("\n".join(tests), encoding="utf-8")
     return f"@{path}"
-
-
-def _pytest(*words: str) -> list[str]:
-    return [sys.executable, "-m", "pytest", *words]

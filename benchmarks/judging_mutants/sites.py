@@ -24,6 +24,8 @@ JUDGES = (
 )
 # These two need arguments, and put names in the place of other names.
 NOT_USED = ("core/VariableReplacer", "core/VariableInserter")
+# Line and column where it begins, and where it ends.
+Span = tuple[tuple[int, int], tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +50,7 @@ class Mutant:
 def changes(path: str) -> Iterator[tuple[tuple[int, int], str, int]]:
     """Of every change in a file, except where it cannot matter: place, operator, occurrence."""
     source = (ROOT / path).read_text(encoding="utf-8")
-    tree = get_ast(source)
-    allowed = _Allowed(source)
+    tree, (idle, binary) = get_ast(source), _spans(source)
     for name in operator_names():
         if name in NOT_USED:
             continue
@@ -57,7 +58,8 @@ def changes(path: str) -> Iterator[tuple[tuple[int, int], str, int]]:
         occurrence = 0
         for node in _walk(tree):
             for start, _ in operator.mutation_positions(node):
-                if allowed(name, start):
+                bare = "ReplaceBinaryOperator" in name and not _within(start, binary)
+                if not bare and not _within(start, idle):
                     yield start, name, occurrence
                 occurrence += 1
 
@@ -69,27 +71,19 @@ def _walk(node: object) -> Iterator[object]:
         yield from _walk(child)
 
 
-class _Allowed:
-    """Whether a site is neither in an annotation, nor in a dataclass decorator, nor a bare `*`."""
-
-    def __init__(self, source: str) -> None:
-        self._out: list[tuple[tuple[int, int], tuple[int, int]]] = []
-        self._binary: list[tuple[tuple[int, int], tuple[int, int]]] = []
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.BinOp):
-                self._binary.append((_end(node.left), _start(node.right)))
-            for part in _without_effect(node):
-                self._out.append((_start(part), _end(part)))
-
-    def __call__(self, operator: str, at: tuple[int, int]) -> bool:
-        if "ReplaceBinaryOperator" in operator and not _within(at, self._binary):
-            return False
-        return not _within(at, self._out)
+def _spans(source: str) -> tuple[list[Span], list[Span]]:
+    """Where a change cannot matter, and where an operator stands between two operands."""
+    idle, binary = list[Span](), list[Span]()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.BinOp):
+            binary.append((_end(node.left), _start(node.right)))
+        idle += [(_start(part), _end(part)) for part in _without_effect(node)]
+    return idle, binary
 
 
 def _without_effect(node: ast.AST) -> Iterator[ast.expr]:
     if isinstance(node, ast.AnnAssign | ast.arg):
-        yield from (one for one in (node.annotation,) if one is not None)
+        yield from filter(None, (node.annotation,))
     elif isinstance(node, ast.FunctionDef) and node.returns is not None:
         yield node.returns
     elif isinstance(node, ast.ClassDef):
@@ -105,7 +99,7 @@ def _end(node: ast.expr) -> tuple[int, int]:
     return node.end_lineno or node.lineno, node.end_col_offset or node.col_offset
 
 
-def _within(at: tuple[int, int], ranges: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> bool:
+def _within(at: tuple[int, int], ranges: Sequence[Span]) -> bool:
     return any(start <= at < end for start, end in ranges)
 
 

@@ -16,7 +16,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.planted.copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all, of_copy
+from benchmarks.planted.copy import ALL_AT_ONCE, ROOT, Copy, Defect, load, load_all, run_in
 from benchmarks.program import append_line, read_lines
 from runbook.files import utc_text
 
@@ -59,14 +58,7 @@ def run(copy: Copy, defect: Defect, out: Path) -> dict[str, Any]:
     length = SHORT if set(defect.phases) <= CUT_SHORT else ()
     words = ("--phase", ",".join(defect.phases), "--profile", "cpu", "--quiet", *length)
     with copy.injected(defect.edits):
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "runbook", "run", *words, "--out", str(out)],
-            cwd=copy.root,
-            env=of_copy(copy.root),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_in(copy.root, "-P", "-m", "runbook", "run", *words, "--out", str(out))
     found = list(out.glob("*/run.json"))
     if len(found) != 1:
         raise RuntimeError(f"{defect.name}: exit code {done.returncode}\n{done.stderr[-2000:]}")

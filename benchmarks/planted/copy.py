@@ -23,7 +23,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DEFECTS_FOLDER = Path(__file__).parent / "defects"
 # What a run needs. Data first, then the packages.
-COPIED = ("pyproject.toml", "templates", "configs", "nsa", "runbook", "phases", "reports")
+COPIED = ("templates", "configs", "nsa", "runbook", "phases", "reports")
 ALL_AT_ONCE = "eight"
 _moments = itertools.count(1_000_000_000)
 
@@ -132,20 +132,21 @@ def of_copy(root: Path) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
 
 
+def run_in(root: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python in a copy, and keep what it says."""
+    given: dict[str, Any] = {"cwd": root, "env": of_copy(root), "capture_output": True} | more
+    return subprocess.run([sys.executable, *words], text=True, **given)
+
+
 class Copy:
     """A copy of the packages, in which one defect at a time is in force."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():
-                shutil.copytree(
-                    source, root / name, ignore=shutil.ignore_patterns("__pycache__", ".*_cache")
-                )
-            else:
-                root.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, root / name)
+            shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        # The mark of a checkout.
+        shutil.copy2(ROOT / "pyproject.toml", root)
 
     def check(self, defects: Sequence[Defect]) -> None:
         """Raise AnchorError that lists all defects that do not fit; and that the copy does not run.
@@ -155,11 +156,7 @@ class Copy:
         problems = broken_anchors(self.root, defects)
         packages = [name for name in COPIED if (self.root / name / "__init__.py").exists()]
         code = "".join(f"import {name}; print({name}.__file__); " for name in packages)
-        words = [sys.executable, "-P", "-c", code]
-        done = subprocess.run(
-            words, cwd=self.root, env=of_copy(self.root), capture_output=True, text=True, check=True
-        )
-        found = done.stdout.splitlines()
+        found = run_in(self.root, "-P", "-c", code, check=True).stdout.splitlines()
         problems += [f"{path} is not of the copy" for path in found if str(self.root) not in path]
         if problems:
             raise AnchorError("\n".join(problems))

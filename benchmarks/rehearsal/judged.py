@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import Any
 from unittest import mock
 
 from benchmarks.rehearsal.machine import Machine
@@ -47,18 +47,26 @@ _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What became of a machine. `stopped_by`: required rows that are not PASS, the worst first.
+    """What became of a machine. rows: required ones that are not PASS, the worst first.
 
-    started: launches that were started. broken: what failed in the runbook itself, by row.
+    started: launches that were started.
     """
 
     machine: Machine
     verdict: str
-    stopped_by: tuple[str, ...]
-    reasons: Mapping[str, str]
+    rows: Sequence[Check]
     started: int
     seconds: float
-    broken: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stopped_by(self) -> tuple[str, ...]:
+        """Ids of the rows."""
+        return tuple(row.id for row in self.rows)
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Outcome and reason of each, by id."""
+        return {row.id: f"{row.outcome}: {row.reason}" for row in self.rows}
 
     @property
     def as_expected(self) -> bool:
@@ -66,7 +74,7 @@ class Judged:
 
         A row that the runbook's own failure left open stops every machine and proves nothing.
         """
-        if self.broken:
+        if any(row.code is Reason.HARNESS_ERROR for row in self.rows):
             return False
         if not self.machine.stopped_by:
             return self.verdict == Verdict.GO
@@ -102,11 +110,9 @@ def _judged(machine: Machine, record: RunRecord, started: int, seconds: float) -
     return Judged(
         machine=machine,
         verdict=str(record.verdict),
-        stopped_by=tuple(check.id for check in open_rows),
-        reasons={check.id: f"{check.outcome}: {check.reason}" for check in open_rows},
+        rows=open_rows,
         started=started,
         seconds=seconds,
-        broken={row.id: row.reason for row in open_rows if row.code is Reason.HARNESS_ERROR},
     )
 
 
@@ -164,7 +170,7 @@ class _Stage:
         # The kernel's own device is this machine's; without it the tool is asked.
         log = local.KernelLog
         replaced: dict[str, Any] = {
-            "spawn_kept": self._spawn,
+            "spawn_kept": lambda argv, env, *, output, **_: _Child(argv, env, output),
             # There is no process to sample, to end or to bury.
             **dict.fromkeys(("Reaper", "gpu_samples", "kill_all", "end_kept"), mock.MagicMock()),
             "KernelLog": lambda: log(kmsg=self.bench.state / "no-kmsg"),
@@ -194,16 +200,6 @@ class _Stage:
             host.Seen(pid=4_190_000 + n, parent=1, token="ab" * 16, words=tuple(text.split()))
             for n, text in enumerate(self.machine.leftovers)
         ]
-
-    def _spawn(
-        self,
-        argv: Sequence[str],
-        environment: Mapping[str, str],
-        *,
-        output: IO[bytes],
-        cwd: Path | None = None,  # noqa: ARG002 - nothing is started there
-    ) -> _Child:
-        return _Child(argv, environment, output)
 
     def _attempt(self) -> type[attempts.Attempt]:
         stage = self

@@ -29,8 +29,8 @@ LANE_GB_S = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938}
 LATENCY_GB_S = 4e-9 / 2.6e-5
 
 
-def write_ceilings(folder: Path, machine: Machine, ranks: int, token: str) -> float:
-    """Write the document and the ranks' heartbeats; returns how long it took, in s."""
+def write_ceilings(folder: Path, machine: Machine, ranks: int, token: str) -> None:
+    """Write the document and the ranks' heartbeats."""
     document = {
         "schema_version": 1,
         "run_token": token,
@@ -41,7 +41,6 @@ def write_ceilings(folder: Path, machine: Machine, ranks: int, token: str) -> fl
     (folder / "ceilings.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
     for rank in range(ranks):
         write_beats(folder, rank, _beats(rank, token))
-    return 19.0
 
 
 def _rank(machine: Machine, rank: int, ranks: int) -> dict[str, Any]:

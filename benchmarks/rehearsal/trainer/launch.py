@@ -90,10 +90,9 @@ class Trainer:
         if "pytest" in order.argv:
             ended = self._pytest(order)
         elif "nsa.ceilings" in order.argv:
-            took = write_ceilings(
-                order.folder, self.machine, ranks_of(order.argv), order.env[RUN_TOKEN_VARIABLE]
-            )
-            ended = Ended(code=0, duration_s=took, console=["[ceilings] measured"])
+            ranks, token = ranks_of(order.argv), order.env[RUN_TOKEN_VARIABLE]
+            write_ceilings(order.folder, self.machine, ranks, token)
+            ended = Ended(code=0, duration_s=19.0, console=["[ceilings] measured"])
         elif self.gone:
             ended = Ended(code=1, duration_s=9.0, console=[
                 "RuntimeError: No CUDA GPUs are available", _torchrun_says(0, 1, 4_299_999),

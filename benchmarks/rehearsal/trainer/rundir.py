@@ -31,7 +31,7 @@ from runbook.config.load import load_profile
 from runbook.records import Launch
 from tests.factory import files
 from tests.factory.told import GATES
-from tests.phases import builder, env_files, traces
+from tests.phases import env_files, traces
 from tests.phases.heartbeats import HEALTHY
 
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
@@ -94,7 +94,7 @@ def _blocks_read(job: Job, most: int) -> float:
 def env_document(machine: Machine, job: Job, launch: Launch, argv: Sequence[str]) -> dict[str, Any]:
     """env.json: what was asked for, and what really ran."""
     profile = load_profile(machine.profile)
-    made = env_files.env(launch, builder.batch_of(launch, profile))
+    made = env_files.env(launch, profile)
     # The folder of the trainer's package is this machine's.
     del made["package"]
     floor, device = floor_of(job), torch.device("cuda")
