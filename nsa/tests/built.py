@@ -5,7 +5,7 @@ nothing: no gate bias is 0, no norm's weight is 1, and attention is far from uni
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -221,6 +221,17 @@ def held(engine: Engine) -> dict[str, oracle.Array]:
         for group in groups(engine.model).values()
         for name, rows in group.members
     }
+
+
+def mean_gradient(model: nn.Module, batches: list[torch.Tensor]) -> torch.Tensor:
+    """Of the mean loss of micro-batches [B,S+1], in float32: of all parameters, one by one."""
+    losses = [cross_entropy(model(b[:, :-1]).flatten(0, 1), b[:, 1:].flatten()) for b in batches]
+    return flat(torch.autograd.grad(torch.stack(losses).mean(), model.parameters()))
+
+
+def flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """All elements as one vector."""
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 @pytest.fixture

@@ -39,7 +39,9 @@ def trainer(
     """
     file = write_config("avg, tied head", folder, steps=STEPS, seq_len=SEQ_LEN, precision=precision)
     usual = (f"model.n_layers={layers}", f"train.save_every={save_every}", "train.grad_clip=1.0")
-    words = [word for setting in (*usual, *settings) for word in ("--set", setting)]
+    # Of two values of a key the asked one.
+    asked = {setting.partition("=")[0]: setting for setting in (*usual, *settings)}
+    words = [word for setting in asked.values() for word in ("--set", setting)]
     plan = plan_launch(["--config", str(file), "--ddp", "0", *words], SCALED)
     ranks = start_ranks(plan, choose_device(plan))
     beat = Heartbeat(rank=0, token="5afe")

@@ -106,7 +106,9 @@ def test_a_file_of_many_documents_is_read_to_its_end(tmp_path: Path, suffix: str
         source.close()
 
 
-@pytest.mark.parametrize("held_out", [False, True])
+@pytest.mark.parametrize(
+    "held_out", [False, pytest.param(True, marks=pytest.mark.topic("held_out"))]
+)
 def test_a_long_document_is_read_whole(tmp_path: Path, held_out: bool) -> None:
     """Of a third of a million bytes, more than any buffer or bound that a reader may have."""
     lines = (f"{n} {signs_of(n)} " for n in range(12_000))
