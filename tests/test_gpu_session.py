@@ -141,6 +141,7 @@ def test_every_stage_for_real_on_a_cpu(tmp_path: Path, monkeypatch: pytest.Monke
     assert found["run"]["says"].startswith("PARTIAL PASS")
     assert "PyTorch version:" in (folder / "device" / "collect_env.txt").read_text()
     rows = json.loads((folder / "attention" / "result.json").read_text())["rows"]
+    rows = [row for row in rows if not row["arm"].startswith("peer ")]
     assert [row["seq_len"] for row in rows] == [256, 256, 512, 512]
     assert all(row["right"] for row in rows)
     (record,) = folder.glob("run/runs/2*/run.json")
