@@ -137,6 +137,11 @@ def guessed(trainer: OwnTrainer, target: Path) -> Iterator[str]:
     yield said or f"read from such lines: {', '.join(trainer.log.names)} (pattern in {target})"
     if RANKS not in trainer.command:
         yield f"no number of ranks was found in the command: put {RANKS} there, to know its scaling"
+    elif not trainer.single:
+        yield (
+            f"single_gpu starts it on 1 rank: devices that the script names have to follow {RANKS} "
+            f"or WORLD_SIZE; else put the command for one rank under `single` in {target}"
+        )
     if OUT not in trainer.command:
         yield (
             f"no output folder was found in the command: put {OUT} there if it writes any files, "

@@ -39,7 +39,7 @@ _OUT_OF_MEMORY = re.compile(
     r"CUDA out of memory|torch\.(cuda\.)?OutOfMemoryError|DefaultCPUAllocator"
 )
 # A thread that ends while it destroys something: what C++ says of one that wants Python then.
-_TERMINATED = "terminate called without an active exception"
+TERMINATED = "terminate called without an active exception"
 
 
 class ForeignWatch(RankWatch):
@@ -230,8 +230,8 @@ def classify_foreign(
         cause = f"{who}: {killed}" if killed else f"{who} ran out of memory: {word}"
         return End(status=LaunchStatus.OUT_OF_MEMORY, cause=cause, culprit_rank=culprit)
     # Some count their steps from 0; telling of an abort so late may itself end in another signal.
-    if name and step >= steps - 1 and any(_TERMINATED in line for line in console):
-        cause = f"{who} was ended by {name} while Python ended, after its last step: {_TERMINATED}"
+    if name and step >= steps - 1 and any(TERMINATED in line for line in console):
+        cause = f"{who} was ended by {name} while Python ended, after its last step: {TERMINATED}"
         return End(
             status=LaunchStatus.CRASHED, cause=cause, culprit_rank=culprit, kind=Kind.AT_EXIT
         )

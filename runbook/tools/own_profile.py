@@ -16,12 +16,14 @@ from runbook.config.extends import merged
 from runbook.config.load import load_profile, load_profile_document
 from runbook.config.profile import Profile
 from runbook.errors import UsageError
+from runbook.files import page
 from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, StopRequest, run_launch
 from runbook.launch.command import OURS
 from runbook.launch.end import last_words
+from runbook.launch.foreign import TERMINATED
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
@@ -144,6 +146,11 @@ def _bad_end(result: LaunchResult, run_dir: Path, program: str) -> str:
     lines, _ = read_console(console)
     said = f"{result.status.words}: {result.cause or last_words(lines)}"
     text = f"the probe {said}; what it printed is in {console}"
+    if any(TERMINATED in line for line in lines):
+        text += (
+            "; if every step was trained, let the last line of the script be `os._exit(0)`, to end "
+            f"before torch's threads are torn down ({page('your-trainer')})"
+        )
     if program not in OURS or not any("No module named" in line for line in lines):
         return text
     return f"{text}; {program} was {sys.executable}: a path, /VENV/bin/{program}, takes another"

@@ -112,6 +112,8 @@ def test_each_end_of_a_loss_is_told_as_what_it_is(tmp_path: Path) -> None:
     far = learns(lambda t: 4e5 * np.exp(random.normal(0, 0.4, t.size)))
     assert far.outcome is Outcome.INCONCLUSIVE and "it diverged before the first row" in far.reason
     assert "a tenth of its learning rate" in far.remedy
+    memory = learns(lambda t: 5 * np.exp(-40 * t + random.normal(0, 0.3, t.size)) + 1e-5)
+    assert memory.outcome is Outcome.PASS and "fell by" in memory.reason
     flat = learns(lambda t: 4.6 + random.normal(0, 0.1, t.size))
     assert flat.outcome is Outcome.INCONCLUSIVE and "it is not known to learn" in flat.reason
     assert "diverged" not in flat.reason and "fell" not in flat.reason

@@ -210,6 +210,7 @@ def test_the_block_blocks(tmp_path: Path) -> None:
     assert "No module named 'torch'" in done.stderr
 
 
+AT_EXIT = 'import os; print("terminate called without an active exception", flush=True); os.abort()'
 AT_ONCE = r'print("\n".join(f"step {i} loss {9 - i / {steps}}" for i in range({steps})))'
 
 
@@ -225,6 +226,10 @@ AT_ONCE = r'print("\n".join(f"step {i} loss {9 - i / {steps}}" for i in range({s
         (
             ["--trainer", "python -m no_such_module {steps}"],
             f"; python was {sys.executable}: a path, /VENV/bin/python, takes another",
+        ),
+        (
+            ["--trainer", f"python -c '{AT_EXIT}' {{steps}}"],
+            "last line of the script be `os._exit(0)`",
         ),
         (["--trainer", "python t.py", "--env", "FOO"], "--env 'FOO': expected NAME=VALUE"),
         (["--trainer", "t {steps}", "--env", "NSA_X=1"], "env: NSA_X cannot be set"),
