@@ -82,7 +82,7 @@ def build(
     """
     file = write_config(case, folder, steps=1, seed=seed, precision=precision)
     environment, settings = WAYS[way]
-    chosen = [word for setting in settings for word in ("--set", setting)]
+    chosen = as_typed(settings)
     plan = plan_launch(["--config", str(file), *chosen], environment)
     engine = Engine(plan, start_ranks(plan, choose_device(plan)))
     engine.model.double()
@@ -90,6 +90,11 @@ def build(
     if not as_begun:
         randomize(engine.model)
     return engine
+
+
+def as_typed(settings: Iterable[str]) -> list[str]:
+    """`--set` before each of them."""
+    return [word for setting in settings for word in ("--set", setting)]
 
 
 def write_config(

@@ -18,7 +18,7 @@ import pytest
 from nsa.contract import CHECKSUMS_JSON
 from nsa.launch.plan import plan_launch
 from nsa.launch.process import Termination
-from nsa.tests.built import BATCHED, write_config
+from nsa.tests.built import BATCHED, as_typed, write_config
 from nsa.train.session import train
 
 # Three: what is right with two shows.
@@ -52,9 +52,8 @@ def launch(
         "train.eval_batches=1",
         f"train.accumulate_grad_batches={MICRO_BATCHES}",
     )
-    chosen = [word for setting in settings for word in ("--set", setting)]
     flags = ["--ddp", "0", "--dataset", "markov", "--out-dir", str(folder / "runs"), *words]
-    plan = plan_launch(["--config", str(file), *flags, *chosen], variables)
+    plan = plan_launch(["--config", str(file), *flags, *as_typed(settings)], variables)
     ended = train(plan, Termination())
     (run_dir,) = (folder / "runs").glob("[!l]*")
     last = json.loads((run_dir / "heartbeat_rank0.jsonl").read_text().splitlines()[-1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from nsa.data.packing import open_source
 from nsa.data.source import Source
 from nsa.settings import DataSection, Share
+from nsa.tests.built import as_typed
 from nsa.tests.corpus import FIELD, ROWS, SEQ_LEN, Stream, texts, write_all
 
 HELD_OUT_BATCHES, RANKS, LONG = 3, (1, 2, 3), 4096
@@ -45,10 +48,22 @@ def streamed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return asked
 
 
+@contextmanager
 def opened(
     corpus: Path, rank: int, ranks: int, seq_len: int = SEQ_LEN, dataset: str = "local"
-) -> Source:
-    return open_source(
+) -> Iterator[Source]:
+    """A rank's reader of these documents, closed at the end."""
+    source = open_source(
         DataSection(dataset=dataset, local_path=str(corpus), text_field=FIELD, tokenizer="byte"),
         Share(seq_len=seq_len, batch_size=ROWS, rank=rank, world_size=ranks),
     )
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def trained_on(corpus: Path, *settings: str) -> list[str]:
+    """The words of a launch that trains on these documents."""
+    where = (f"data.local_path={corpus}", f"data.text_field={FIELD}", *settings)
+    return ["--dataset", "local", *as_typed(where)]

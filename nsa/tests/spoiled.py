@@ -15,7 +15,7 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.process import Termination
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.step.engine import Engine
-from nsa.tests.built import BATCHED, write_config
+from nsa.tests.built import BATCHED, as_typed, write_config
 from nsa.tests.launched import SEQ_LEN, STEPS
 from nsa.train.loop import Loop
 from nsa.train.settle import Tables
@@ -41,8 +41,8 @@ def trainer(
     usual = (f"model.n_layers={layers}", f"train.save_every={save_every}", "train.grad_clip=1.0")
     # Of two values of a key the asked one.
     asked = {setting.partition("=")[0]: setting for setting in (*usual, *settings)}
-    words = [word for setting in asked.values() for word in ("--set", setting)]
-    plan = plan_launch(["--config", str(file), "--ddp", "0", *words], SCALED)
+    words = ["--config", str(file), "--ddp", "0", *as_typed(asked.values())]
+    plan = plan_launch(words, SCALED)
     ranks = start_ranks(plan, choose_device(plan))
     beat = Heartbeat(rank=0, token="5afe")
     beat.open(folder)

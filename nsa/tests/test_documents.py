@@ -35,7 +35,7 @@ from nsa.tests.corpus import (
     write,
 )
 from nsa.tests.launched import launch
-from nsa.tests.reading import LONG, SHARES, opened
+from nsa.tests.reading import LONG, SHARES, opened, trained_on
 from nsa.tests.test_tokens import TOKENIZERS
 from nsa.train.session import _Session
 
@@ -52,7 +52,8 @@ def test_the_stream_is_the_whole_sample_and_is_not_stored(
     streamed: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     """Another subset or split has other documents, and nothing that is trained tells."""
-    opened(tmp_path, 0, 2, dataset="fineweb_edu").close()
+    with opened(tmp_path, 0, 2, dataset="fineweb_edu"):
+        pass
     assert streamed == [("HuggingFaceFW/fineweb-edu", "sample-10BT", "train", True)]
 
 
@@ -83,13 +84,15 @@ def test_training_reads_its_documents_in_order_and_again(
 ) -> None:
     documents = documents_of(rank, ranks, held_out=False)
     assert len(documents) > 0.7 * DOCUMENTS / ranks
-    count = epoch_batches(documents)
-    source = opened(corpus, rank, ranks)
-    try:
-        for number, wanted in enumerate(batches_of(documents, count)):
-            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
-    finally:
-        source.close()
+    with opened(corpus, rank, ranks) as source:
+        check_read(source, documents)
+
+
+def check_read(source: Source, documents: list[bytes], seq_len: int = SEQ_LEN) -> None:
+    """What is fetched is these documents, once and a quarter of the way again."""
+    count = epoch_batches(documents, seq_len)
+    for number, wanted in enumerate(batches_of(documents, count, seq_len)):
+        assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
 
 
 @pytest.mark.parametrize("suffix", sorted({Path(name).suffix for name in FILES}))
@@ -97,13 +100,8 @@ def test_a_file_of_many_documents_is_read_to_its_end(tmp_path: Path, suffix: str
     every = [f"{n}\n" if suffix == ".txt" else str(n) for n in range(MANY)]
     write(tmp_path / f"many{suffix}", every, row_group=MANY_ROW_GROUP)
     documents = [text.encode() for text in every[1::2] if not is_held_out(text)]
-    count = epoch_batches(documents, LONG)
-    source = opened(tmp_path, 1, 2, LONG)
-    try:
-        for number, wanted in enumerate(batches_of(documents, count, LONG)):
-            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
-    finally:
-        source.close()
+    with opened(tmp_path, 1, 2, LONG) as source:
+        check_read(source, documents, LONG)
 
 
 @pytest.mark.parametrize(
@@ -118,13 +116,11 @@ def test_a_long_document_is_read_whole(tmp_path: Path, held_out: bool) -> None:
     write(tmp_path / "long.jsonl", [document])
     wanted = [document.encode()]
     count = epoch_batches(wanted, LONG)
-    source = opened(tmp_path, 0, 1, LONG)
-    read = source.validation(count) if held_out else (source.fetch().tokens for _ in range(count))
-    try:
+    with opened(tmp_path, 0, 1, LONG) as source:
+        trained = (source.fetch().tokens for _ in range(count))
+        read = source.validation(count) if held_out else trained
         for number, rows in enumerate(batches_of(wanted, count, LONG)):
             assert next(read).tolist() == rows, f"batch {number}"
-    finally:
-        source.close()
 
 
 def test_a_batch_that_had_to_be_waited_for_is_counted(
@@ -138,9 +134,8 @@ def test_a_batch_that_had_to_be_waited_for_is_counted(
         return fetch(source)
 
     monkeypatch.setattr(PackedSource, "fetch", slow)
-    source = opened(corpus, 0, 1)
-    assert isinstance(source, PrefetchSource)
-    try:
+    with opened(corpus, 0, 1) as source:
+        assert isinstance(source, PrefetchSource)
         for _ in range(4):
             source.fetch()
         told = source.statistics()
@@ -148,8 +143,6 @@ def test_a_batch_that_had_to_be_waited_for_is_counted(
         with pytest.raises(DataStallError):
             for _ in range(DEPTH + 2):
                 source.fetch()
-    finally:
-        source.close()
     assert told is not None and told["waits"] >= 2 and told["wait_s"] > 0.05, told
 
 
@@ -157,12 +150,8 @@ def test_a_batch_that_had_to_be_waited_for_is_counted(
 def test_a_stream_is_read_as_it_comes(streamed: Any, tmp_path: Path, rank: int, ranks: int) -> None:
     """Whoever moves its documents before they are shared out has ranks read the same ones."""
     documents = documents_of(rank, ranks, held_out=False)
-    source = opened(tmp_path, rank, ranks, dataset="fineweb_edu")
-    try:
-        for number, wanted in enumerate(batches_of(documents, epoch_batches(documents))):
-            assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
-    finally:
-        source.close()
+    with opened(tmp_path, rank, ranks, dataset="fineweb_edu") as source:
+        check_read(source, documents)
 
 
 @pytest.mark.topic("unread")
@@ -176,13 +165,13 @@ def test_a_stream_that_breaks_off_is_not_at_its_end(
         raise ConnectionError("the other side is gone")
 
     monkeypatch.setattr(Stream, "__iter__", broken)
-    source = opened(tmp_path, 0, 1, dataset="fineweb_edu")
-    try:
-        with pytest.raises(DataError, match="the other side is gone"):
-            for _ in range(epoch_batches(documents_of(0, 1, held_out=False))):
-                source.fetch()
-    finally:
-        source.close()
+    count = epoch_batches(documents_of(0, 1, held_out=False))
+    with (
+        opened(tmp_path, 0, 1, dataset="fineweb_edu") as source,
+        pytest.raises(DataError, match="the other side is gone"),
+    ):
+        for _ in range(count):
+            source.fetch()
 
 
 @pytest.mark.topic("unread")
@@ -209,8 +198,7 @@ def test_all_ranks_train_on_generated_tokens_where_one_cannot_read(
         return opening(session, Elsewhere(place=ranks.place, device=ranks.device, grouped=False))
 
     monkeypatch.setattr(_Session, "_source", parted)
-    of = [f"data.local_path={corpus}", f"data.text_field={FIELD}", "data.synthetic_on_fail=true"]
-    words = ["--dataset", "local", *(word for one in of for word in ("--set", one))]
+    words = trained_on(corpus, "data.synthetic_on_fail=true")
     folder, _ = launch(tmp_path / "run", *words)
     told = json.loads((folder / "env.json").read_text())
     assert told["effective"]["dataset"] == "synthetic"
@@ -224,7 +212,6 @@ def test_a_line_that_is_damaged_is_no_blank_one(tmp_path: Path) -> None:
     lines[5] = lines[5][:-7]
     file = tmp_path / "torn.jsonl"
     file.write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match=r"torn\.jsonl:6"):
-        source = opened(file, 0, 1)
+    with pytest.raises(DataError, match=r"torn\.jsonl:6"), opened(file, 0, 1) as source:
         for _ in range(100):
             source.fetch()

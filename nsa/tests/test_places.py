@@ -24,7 +24,6 @@ from nsa.data.text import digests
 from nsa.step.engine import Engine, StepOutcome
 from nsa.tests import reading
 from nsa.tests.corpus import (
-    FIELD,
     ROWS,
     batches_of,
     documents_of,
@@ -33,7 +32,7 @@ from nsa.tests.corpus import (
     write,
 )
 from nsa.tests.launched import MICRO_BATCHES, MIDDLE, SAVED, STEPS, launch
-from nsa.tests.reading import HELD_OUT_BATCHES, LONG, READERS, SHARES, opened
+from nsa.tests.reading import HELD_OUT_BATCHES, LONG, READERS, SHARES, opened, trained_on
 
 corpus, streamed = reading.corpus, reading.streamed
 
@@ -51,16 +50,14 @@ def test_what_is_read_ahead_waits_for_a_slow_step(
     Meanwhile it does not read on and on into memory.
     """
     documents = documents_of(0, 1, held_out=False)
-    source, made = opened(corpus, 0, 1), []
-    try:
+    made: list[Batch] = []
+    with opened(corpus, 0, 1) as source:
         for number, wanted in enumerate(batches_of(documents, 3 * DEPTH)):
             assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
             if number == 0:
                 monkeypatch.setattr(PackedSource, "fetch", counted(made, PackedSource.fetch))
                 sleep(SLOW_STEP_S)
                 assert len(made) <= DEPTH + 1, f"{len(made)} batches are read ahead"
-    finally:
-        source.close()
 
 
 def counted(made: list[Batch], fetch: Callable[..., Batch]) -> Callable[..., Batch]:
@@ -79,21 +76,20 @@ def test_what_was_trained_on_is_let_go(tmp_path: Path) -> None:
     size = 100_000
     document = next(text for n in range(100) if not is_held_out(text := f"{n:04}" * (size // 4)))
     write(tmp_path / "long.jsonl", [document])
-    source = opened(tmp_path, 0, 1, LONG)
-    assert isinstance(source, PrefetchSource)
     epoch = len(document) // (ROWS * LONG) + 1
-    # Of a short document one batch would take thousands of epochs.
-    assert next(source.inner.corpus.documents()).text == document
-    for _ in range(epoch):
-        source.inner.fetch()
-    tracemalloc.start()
-    try:
-        for _ in range(40 * epoch):
+    with opened(tmp_path, 0, 1, LONG) as source:
+        assert isinstance(source, PrefetchSource)
+        # Of a short document one batch would take thousands of epochs.
+        assert next(source.inner.corpus.documents()).text == document
+        for _ in range(epoch):
             source.inner.fetch()
-        held, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-        source.close()
+        tracemalloc.start()
+        try:
+            for _ in range(40 * epoch):
+                source.inner.fetch()
+            held, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
     # A byte of text is read as a number of 8 bytes, and what is left of a document stays.
     assert held < 2 * 8 * size, f"forty epochs of {size} bytes leave {held}"
 
@@ -109,8 +105,7 @@ def test_reading_goes_on_where_a_checkpoint_was_written(
     wanted = list(batches_of(documents, count))
     place, begun = "", 0
     for stop in (1, count // 3, count // 3 + 1, count // 2, count - 2, count):
-        source = opened(corpus, rank, ranks, dataset=dataset)
-        try:
+        with opened(corpus, rank, ranks, dataset=dataset) as source:
             if place:
                 source.seek(json.loads(place))
             for number in range(begun, stop):
@@ -121,8 +116,6 @@ def test_reading_goes_on_where_a_checkpoint_was_written(
             # How far it is, in words, counts from the beginning of the data too.
             if stop == count:
                 assert source.where().startswith("epoch 1,"), source.where()
-        finally:
-            source.close()
         told = f"the place after batch {stop - 1} moved on with what is read ahead"
         assert json.dumps(batch.position) == place, told
         begun = stop
@@ -140,20 +133,13 @@ def test_reading_does_not_go_on_in_other_files(
     folder = tmp_path / "corpus"
     shutil.copytree(corpus, folder)
     (folder / "b/long.txt").write_bytes(b"word\n" * 600_000 + b"end")
-    first = opened(folder, 0, 1)
-    try:
+    with opened(folder, 0, 1) as first:
         position = first.fetch().position
-    finally:
-        first.close()
     other = folder / name
     content = other.read_bytes() if old else b""
     other.write_bytes(content.replace(old, b"abcdefghik"[-len(old) :], 1))
-    second = opened(folder, 0, 1)
-    try:
-        with pytest.raises(DataError, match=re.escape(other.name)):
-            second.seek(position)
-    finally:
-        second.close()
+    with opened(folder, 0, 1) as second, pytest.raises(DataError, match=re.escape(other.name)):
+        second.seek(position)
 
 
 @pytest.mark.topic("other_files")
@@ -182,14 +168,11 @@ def test_evaluation_reads_what_is_held_out_and_the_same_each_time(
     documents = documents_of(rank, ranks, held_out=True)
     assert documents, "no document of this rank is held out: choose others here"
     wanted = list(batches_of(documents, HELD_OUT_BATCHES))
-    source = opened(corpus, rank, ranks)
-    try:
+    with opened(corpus, rank, ranks) as source:
         for _ in range(2):
             read = [tokens.tolist() for tokens in source.validation(HELD_OUT_BATCHES)]
             assert read == wanted
             source.fetch()
-    finally:
-        source.close()
 
 
 @pytest.mark.topic("held_out")
@@ -197,17 +180,13 @@ def test_evaluation_is_the_same_wherever_training_is(corpus: Path) -> None:
     """Behind half of the documents, and where another run goes on from there."""
     half = epoch_batches(documents_of(1, 2, held_out=False)) // 2
     wanted = list(batches_of(documents_of(1, 2, held_out=True), HELD_OUT_BATCHES))
-    first, second = opened(corpus, 1, 2), opened(corpus, 1, 2)
-    try:
+    with opened(corpus, 1, 2) as first, opened(corpus, 1, 2) as second:
         for _ in range(half):
             position = first.fetch().position
         second.seek(json.loads(json.dumps(position)))
         for source in (first, second):
             read = [tokens.tolist() for tokens in source.validation(HELD_OUT_BATCHES)]
             assert read == wanted
-    finally:
-        first.close()
-        second.close()
 
 
 @pytest.mark.topic("held_out")
@@ -217,14 +196,11 @@ def test_training_reads_on_beside_an_evaluation(
 ) -> None:
     """What is read ahead hides for some batches that an evaluation has moved the reader."""
     documents = documents_of(rank, ranks, held_out=False)
-    source = opened(corpus, rank, ranks, dataset=dataset)
-    try:
+    with opened(corpus, rank, ranks, dataset=dataset) as source:
         for number, wanted in enumerate(batches_of(documents, epoch_batches(documents))):
             if number == 2:
                 list(source.validation(HELD_OUT_BATCHES))
             assert source.fetch().tokens.tolist() == wanted, f"batch {number}"
-    finally:
-        source.close()
 
 
 @pytest.mark.topic("batches")
@@ -242,8 +218,7 @@ def test_steps_train_on_what_is_read_once_and_in_order(
         return outcome
 
     monkeypatch.setattr(Engine, "compute", watched)
-    of = [f"data.local_path={corpus}", f"data.text_field={FIELD}", f"train.batch_size={ROWS}"]
-    words = ["--dataset", "local", *(word for one in of for word in ("--set", one))]
+    words = trained_on(corpus, f"train.batch_size={ROWS}")
     wanted = list(batches_of(documents_of(0, 1, held_out=False), STEPS * MICRO_BATCHES))
     whole, _ = launch(tmp_path / "whole", *words)
     check_trained(trained, wanted, begun=0)

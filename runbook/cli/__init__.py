@@ -93,11 +93,8 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
         "\n".join([f"{title}:", *(f"  {one.name:<{_WIDTH}}  {one.help}" for one in commands)])
         for title, commands in groups.items()
     ]
-    told = {"COMMANDS": "\n\n".join(blocks), "DOCS": near(data_path("docs"))}
-    text = cleandoc(docstring(overview))
-    for mark, said in told.items():
-        text = text.replace(mark, said, 1)
-    return text
+    text = cleandoc(docstring(overview)).replace("COMMANDS", "\n\n".join(blocks), 1)
+    return text.replace("DOCS", near(data_path("docs")), 1)
 
 
 def named(name: str, commands: Mapping[str, Command]) -> Command:
