@@ -18,8 +18,7 @@ from phases.training import training_rows
 from runbook.config.phase import PlanContext
 from runbook.records import Measurement, Reason
 from runbook.stats.arms import best_arm_sequential
-from runbook.stats.decision import Decided, Decision
-from runbook.stats.plans import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN
+from runbook.stats.decision import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, Decided, Decision
 
 
 class BucketSweep(AbPhase):

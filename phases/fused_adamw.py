@@ -20,9 +20,8 @@ from phases.training import training_rows
 from runbook.config.phase import PlanContext
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Measurement, Outcome, Reason
-from runbook.stats.decision import Decided, Decision
-from runbook.stats.pairs import non_inferiority, t_quantile
-from runbook.stats.plans import FUSED_LAUNCHES_PLAN, FUSED_PLAN
+from runbook.stats.arms import non_inferiority, t_quantile
+from runbook.stats.decision import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision
 from runbook.stats.throughput import measured_rows
 
 if TYPE_CHECKING:
@@ -95,7 +94,7 @@ class FusedAdamW(AbPhase):
         margin = context.profile.limit(spec("fused_margin")).value
         plan = FUSED_PLAN if context.protocol == "blocks" else FUSED_LAUNCHES_PLAN
         return non_inferiority(
-            base, variant, margin, plan=plan, final=rounds.final, steps=rounds.steps
+            base, variant, margin=margin, plan=plan, final=rounds.final, steps=rounds.steps
         )
 
     def _fault(self, case: Case) -> ArmFault | None:

@@ -21,9 +21,8 @@ from phases.training.plausible import alike, differences
 from runbook.accounts.data import union_of_data
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason
-from runbook.stats.decision import Decision
+from runbook.stats.decision import SCALING_PLAN, Decision
 from runbook.stats.launches import scaling
-from runbook.stats.plans import SCALING_PLAN
 
 # What may differ between N ranks and one at one global batch: also how it is spread.
 _RANKS = (

@@ -38,16 +38,16 @@ from benchmarks.decisions.noise import (
 )
 from nsa.tests.test_performance_guards import lower_bound
 from runbook.config.load import load_profile
-from runbook.stats.arms import judge_rounds_so_far
-from runbook.stats.decision import Decided, Decision
-from runbook.stats.pairs import non_inferiority
-from runbook.stats.plans import (
+from runbook.stats.arms import judge_rounds_so_far, non_inferiority
+from runbook.stats.decision import (
     AA_PLAN,
     BUCKET_LAUNCHES_PLAN,
     BUCKET_PLAN,
     FASTER_PLAN,
     FUSED_LAUNCHES_PLAN,
     FUSED_PLAN,
+    Decided,
+    Decision,
     InterimPlan,
 )
 

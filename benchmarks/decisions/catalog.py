@@ -32,7 +32,8 @@ from benchmarks.decisions.noise import (
     rates,
 )
 from runbook.config.load import load_profile
-from runbook.stats.decision import Decided
+from runbook.stats.arms import regression
+from runbook.stats.decision import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN, Decided
 from runbook.stats.launches import (
     LEVEL_RUNS,
     LEVEL_WINDOW,
@@ -41,10 +42,7 @@ from runbook.stats.launches import (
     meets_target,
     scaling,
 )
-from runbook.stats.memory import memory_plateau
-from runbook.stats.pairs import regression
-from runbook.stats.plans import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN
-from runbook.stats.steady import steady
+from runbook.stats.series import memory_plateau, steady
 
 # What the shipped profiles launch on each side; more than that only if a profile asks for it.
 _PAIRED = load_profile("a100x2_pcie4").phases["single_gpu"]
@@ -180,7 +178,7 @@ def _nightly(noise: Noise, speed: float) -> Run:
         # As the phase: tokens over the median step of each launch.
         rate = 1 / np.median(times, axis=-1)
         rate[:, :, 1] *= speed
-        decisions = [regression(night[:, 0], night[:, 1], REGRESSION_PLAN) for night in rate]
+        decisions = [regression(night[:, 0], night[:, 1]) for night in rate]
         alarm = np.array([decision.outcome is Decided.FAIL for decision in decisions])
         alarms = int(alarm[::nights].sum())
         caught = int(alarm.reshape(runs, nights).any(axis=1).sum())

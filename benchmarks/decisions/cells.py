@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.decisions.noise import FloatArray, Noise
-from runbook.stats.decision import Decided, Decision
-from runbook.stats.plans import Plan
+from runbook.stats.decision import Decided, Decision, Plan
 
 BLOCK_STEPS, BLOCK_WARMUP = 20, 3
 LAUNCH_STEPS, LAUNCH_WARMUP = 50, 3

@@ -31,8 +31,7 @@ from phases.training.plausible import differences
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.arms import complete_rounds
-from runbook.stats.pairs import t_quantile
+from runbook.stats.arms import complete_rounds, t_quantile
 from runbook.stats.throughput import StatisticsError, block_throughputs, effective
 
 if TYPE_CHECKING:

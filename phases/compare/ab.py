@@ -22,8 +22,7 @@ from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason
 from runbook.records.evidence import TrainingLog
 from runbook.stats.arms import best_arm_sequential, complete_rounds
-from runbook.stats.decision import Decided, Decision, FloatArray
-from runbook.stats.plans import AA_PLAN
+from runbook.stats.decision import AA_PLAN, Decided, Decision, FloatArray
 from runbook.stats.throughput import block_step_times, block_throughputs
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.stats.decision import Decision
-from runbook.stats.memory import memory_plateau as projected
+from runbook.stats.series import memory_plateau as projected
 
 if TYPE_CHECKING:
     import numpy as np

@@ -28,7 +28,7 @@ from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE, PACE
-from runbook.stats.memory import FEWEST_ROWS, memory_plateau, outside_plateau
+from runbook.stats.series import FEWEST_ROWS, memory_plateau, outside_plateau
 from runbook.stats.throughput import step_times, warmup_cut
 
 if TYPE_CHECKING:

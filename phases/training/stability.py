@@ -24,7 +24,7 @@ from phases.kit.measure import (
 from runbook.accounts.model import other_selection
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
-from runbook.stats.steady import steady
+from runbook.stats.series import steady
 from runbook.stats.throughput import step_times
 
 if TYPE_CHECKING:

@@ -1,33 +1,74 @@
-"""Which arm is best: randomized blocks, paired log ratios, comparisons with every other arm.
+"""Arms in rounds: which is best, may a variant replace its baseline, and is HEAD slower?
 
-Convention for all values of this package: one value is the throughput of one block,
-tokens / time of the whole block (or of one launch). Never a mean of rates: that prefers an
-erratic arm, because a slow step counts as one row however long it lasted.
+Randomized blocks, paired log ratios. Convention for all values of this package: one value is the
+throughput of one block, tokens / time of the whole block (or of one launch). Never a mean of rates:
+that prefers an erratic arm, because a slow step counts as one row however long it lasted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runbook.errors import UsageError
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import (
+    BUCKET_PLAN,
+    REGRESSION_PLAN,
     Decided,
     Decision,
-    Detail,
     FloatArray,
+    InterimPlan,
+    between,
+    first_settled,
+    paired,
     percent,
     too_few,
     unless_disturbed,
 )
-from runbook.stats.pairs import t_quantile
-from runbook.stats.plans import BUCKET_PLAN, InterimPlan, first_settled
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MIN_ROUNDS = 3
+# The smallest lead worth looking for: once no arm can have it, at this one-sided error, all tie.
+MIN_EFFECT = 0.02
+FUTILITY_ERROR = 0.05
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(error: float, freedom: float) -> float:
+    """The t that a Student variable of `freedom` degrees exceeds with probability `error`."""
+    from scipy.special import stdtrit
+
+    return float(-stdtrit(freedom, error))
+
+
+def t_upper_tail(t: float, freedom: float) -> float:
+    """Probability that a Student variable of `freedom` degrees exceeds `t`."""
+    from scipy.special import stdtr
+
+    return float(stdtr(freedom, -t))
+
+
+def mean_and_error(values: FloatArray) -> tuple[float, float]:
+    """Mean and its standard error (n - 1 in the variance); at least two values."""
+    n = values.size
+    mean = float(values.mean())
+    spread = values - mean
+    return mean, math.sqrt(float(spread @ spread) / (n - 1) / n)
+
+
+def log_bounds(logs: FloatArray, error: float) -> tuple[float, tuple[float, float]]:
+    """What the mean of at least two logarithms stands for, and its two one-sided bounds."""
+    mean, bar = mean_and_error(logs)
+    half = t_quantile(error, logs.size - 1) * bar
+    return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
 def rounds_of(samples: pd.DataFrame) -> tuple[list[str], FloatArray]:
@@ -65,15 +106,10 @@ def complete_rounds(samples: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     return samples[samples["block"].isin(whole)], int(len(per_block) - len(whole))
 
 
-MIN_ROUNDS = 3
-FUTILITY_ERROR = 0.05
-
-
 def best_arm_sequential(
     samples: pd.DataFrame,
     *,
     plan: InterimPlan = BUCKET_PLAN,
-    min_effect: float = 0.02,
     final: bool = False,
     steps: FloatArray | None = None,
 ) -> Decision:
@@ -82,14 +118,13 @@ def best_arm_sequential(
     A pure function of all complete rounds so far: it repeats the analyses of `plan` in order and
     returns the first that decided, so judging a finished run again gives the same outcome.
     Between them, and while undecided, it is INCONCLUSIVE with `go_on` set. An analysis also
-    stops with TIE when no arm can be ahead of all others by `min_effect` (one-sided 95 %);
-    that costs no error, since it declares no winner.
+    stops with TIE when no arm can be ahead of all others by 2 % (one-sided 95 %); that costs no
+    error, since it declares no winner.
 
     Args:
         samples: columns `arm`, `block` (the round) and `value` (throughput of that arm in that
             round: tokens / time); every arm exactly once in every round.
         plan: the interim analyses; must not be changed after the first round was seen.
-        min_effect: smallest lead worth looking for.
         final: no more rounds will come (time is up): spend what error is left on a last analysis.
         steps: seconds per step, [rounds, arms, steps]; a WINNER found on a machine that changed
             its pace meanwhile is INCONCLUSIVE.
@@ -97,10 +132,7 @@ def best_arm_sequential(
     Raises:
         UsageError, ValueError: as `rounds_of`.
     """
-    arms, values = rounds_of(samples)
-    return judge_rounds_so_far(
-        arms, values, plan=plan, min_effect=min_effect, final=final, steps=steps
-    )
+    return judge_rounds_so_far(*rounds_of(samples), plan=plan, final=final, steps=steps)
 
 
 def judge_rounds_so_far(
@@ -108,15 +140,13 @@ def judge_rounds_so_far(
     values: FloatArray,
     *,
     plan: InterimPlan,
-    min_effect: float = 0.02,
     final: bool = False,
     steps: FloatArray | None = None,
 ) -> Decision:
     """`best_arm_sequential` on an array [rounds, arms]."""
 
     def analyze(rounds: int, spend: float) -> Decision:
-        decision = judge_rounds(arms, values[:rounds], error=spend, min_effect=min_effect)
-        return unless_disturbed(decision, steps)
+        return unless_disturbed(judge_rounds(arms, values[:rounds], error=spend), steps)
 
     def settled(decision: Decision) -> bool:
         return decision.outcome is Decided.WINNER or bool(decision.details["futile"])
@@ -124,31 +154,25 @@ def judge_rounds_so_far(
     return first_settled(values.shape[0], plan, analyze, final=final, settled=settled)
 
 
-def judge_rounds(
-    arms: Sequence[str],
-    values: FloatArray,
-    *,
-    error: float,
-    min_effect: float = 0.02,
-) -> Decision:
+def judge_rounds(arms: Sequence[str], values: FloatArray, *, error: float) -> Decision:
     """The best of several arms, [rounds, arms], from data of a size that was fixed beforehand.
 
     Args:
         arms: their names.
         values: throughput of each arm in each round.
         error: chance of declaring a winner among arms that are equally good.
-        min_effect: difference (ratio - 1) that would matter; only named in the reason of a TIE.
 
     Returns:
         WINNER if one arm beats every other one, each in a paired t-test on log ratios at error / 2
         one-sided (no arm of a tied best pair can win more often than `error`); INCONCLUSIVE below
         3 rounds; else TIE: the configured value stays. `estimate` is the ratio of the leader to
-        its closest rival, `interval` its two-sided 1 - error interval.
+        its closest rival, `interval` its two-sided 1 - error interval; `futile` among the details
+        says that no arm can lead by 2 %.
     """
     rounds = values.shape[0]
     if rounds < MIN_ROUNDS:
-        what, known = "complete round(s)", {"futile": False}
-        return too_few(rounds, what, MIN_ROUNDS, error=error, unit="ratio", details=known)
+        few = {"error_rate": error, "unit": "ratio", "details": {"futile": False}}
+        return too_few(rounds, "complete round(s)", MIN_ROUNDS, **few)
     mean, bar = _pairwise(np.log(values))
     critical = t_quantile(error / 2, rounds - 1)
     lower = mean - critical * bar
@@ -160,40 +184,25 @@ def judge_rounds(
     rival = int(np.argmin(lower[leader]))
     upper = mean + t_quantile(FUTILITY_ERROR, rounds - 1) * bar
     np.fill_diagonal(upper, np.inf)
-    futile = bool((upper.min(axis=1) < math.log1p(min_effect)).all())
-    against = {
-        arm: tuple(
-            math.exp(mean[leader, other] + reach * bar[leader, other])
-            for reach in (0.0, -critical, critical)
-        )
-        for other, arm in enumerate(arms)
-        if other != leader
-    }
-    ratio, low, high = against[arms[rival]]
-    interval = (low, high)
-    winner = arms[leader] if beats_all.size else None
-    gap = f"{arms[leader]} against {arms[rival]}: {percent(ratio, interval)}"
-    details: dict[str, Detail] = {
-        "futile": futile,
-        "min_effect": min_effect,
-        "against": {arm: list(bounds) for arm, bounds in against.items()},
-        "leader": arms[leader],
-        "rival": arms[rival],
-        "standard_error": float(bar[leader, rival]),
-        "typical": {
-            arm: float(v) for arm, v in zip(arms, np.exp(np.log(values).mean(0)), strict=True)
-        },
-    }
+    futile = bool((upper.min(axis=1) < math.log1p(MIN_EFFECT)).all())
+    gap, half = mean[leader, rival], critical * bar[leader, rival]
+    ratio, interval = math.exp(gap), (math.exp(gap - half), math.exp(gap + half))
+    closest = f"{arms[leader]} against {arms[rival]}: {percent(ratio, interval)}"
+    says = f"no arm is shown to beat every other one; {closest}; keep the configured value"
+    if beats_all.size:
+        says = f"{arms[leader]} beats every other arm; closest, {closest}"
+    elif futile:
+        says = f"no arm leads all others by {MIN_EFFECT:.0%}; {closest}; keep the configured value"
     return Decision(
-        outcome=Decided.WINNER if winner is not None else Decided.TIE,
-        winner=winner,
+        outcome=Decided.WINNER if beats_all.size else Decided.TIE,
+        winner=arms[leader] if beats_all.size else None,
         estimate=ratio,
         interval=interval,
         error_rate=error,
         n=rounds,
         unit="ratio",
-        reason=_sentence(gap, winner, futile, min_effect),
-        details=details,
+        reason=says,
+        details={"futile": futile},
     )
 
 
@@ -206,9 +215,139 @@ def _pairwise(logs: FloatArray) -> tuple[FloatArray, FloatArray]:
     return mean, np.sqrt(variance / rounds)
 
 
-def _sentence(gap: str, winner: str | None, futile: bool, min_effect: float) -> str:
-    if winner is not None:
-        return f"{winner} beats every other arm; closest, {gap}"
-    if futile:
-        return f"no arm leads all others by {min_effect:.0%}; {gap}; keep the configured value"
-    return f"no arm is shown to beat every other one; {gap}; keep the configured value"
+# A loss that a variant may have, as a share. A gross one (so many margins) must be excluded at this
+# error before anything is kept, however noisy the machine.
+MARGIN, GROSS_MARGINS, GROSS_ERROR = 0.02, 2.5, 0.001
+
+
+def non_inferiority(
+    baseline: Sequence[float] | FloatArray,
+    variant: Sequence[float] | FloatArray,
+    *,
+    plan: InterimPlan,
+    margin: float = MARGIN,
+    final: bool = True,
+    steps: FloatArray | None = None,
+) -> Decision:
+    """May the variant replace the baseline: is it at most `margin` slower?
+
+    Args:
+        baseline: throughput (tokens / time) of the baseline, one value per round.
+        variant: the same of the variant, same rounds.
+        plan: when the run may stop, and the one-sided error of either answer.
+        margin: loss that would be accepted, as a share.
+        final: no more rounds will come, so decide with what error is left.
+        steps: seconds per step, [rounds, 2, steps]; KEEP or DROP found on a machine that changed
+            its pace meanwhile is INCONCLUSIVE.
+
+    Returns:
+        KEEP if the lower bound of variant / baseline is above 1 - margin, a loss of 2.5
+        margins is excluded at 0.1 % and, where the plan keeps at its end only, all its rounds were
+        run (what happens now and then is in none of a few); DROP if the upper bound is below
+        1 - margin; else INCONCLUSIVE (leave it unset). `estimate` is the ratio.
+
+    Raises:
+        UsageError: values that are not positive numbers, different lengths, margin out of range.
+    """
+    between("margin", margin, 0.0, 0.5)
+    first, second = paired(("baseline", "variant"), baseline, variant, unit=TOKENS_PER_SECOND)
+    logs = np.log(second) - np.log(first)
+
+    def analyze(rounds: int, spend: float) -> Decision:
+        # The errors of keeping and of dropping here.
+        errors = (plan.error if plan.keep_at_end else spend, spend)
+        decision = _non_inferior(logs[:rounds], margin, errors, plan.error)
+        early = plan.keep_at_end and rounds < plan.max_rounds
+        if early and decision.outcome is Decided.KEEP:
+            missing = f"only all {plan.max_rounds} rounds show that it does not stall now and then"
+            reason = f"{decision.reason}; {missing}"
+            decision = replace(decision, outcome=Decided.INCONCLUSIVE, reason=reason)
+        return unless_disturbed(decision, steps)
+
+    return first_settled(first.size, plan, analyze, final=final)
+
+
+def _non_inferior(
+    logs: FloatArray, margin: float, errors: tuple[float, float], whole: float
+) -> Decision:
+    """`errors` are those of keeping and of dropping here, `whole` is that of all analyses."""
+    keep_error, error = errors
+    if logs.size < MIN_ROUNDS:
+        return too_few(logs.size, "round(s)", MIN_ROUNDS, error_rate=error, unit="ratio")
+    ratio, (low, _) = log_bounds(logs, keep_error)
+    _, (_, high) = log_bounds(logs, error)
+    _, (worst, _) = log_bounds(logs, GROSS_ERROR * keep_error / whole)
+    limit, gross = 1.0 - margin, GROSS_MARGINS * margin
+    outcome = Decided.INCONCLUSIVE
+    if low > limit and worst > 1.0 - gross:
+        outcome, says = Decided.KEEP, f"at most {margin:.1%} slower"
+    elif low > limit:
+        says = f"a loss of {gross:.1%} is not excluded"
+    elif high < limit:
+        outcome, says = Decided.DROP, f"more than {margin:.1%} slower"
+    else:
+        says = f"cannot tell whether more than {margin:.1%} slower"
+    return of_ratio(outcome, ratio, (low, high), error, logs.size, "variant", says)
+
+
+def regression(
+    reference: Sequence[float] | FloatArray, head: Sequence[float] | FloatArray
+) -> Decision:
+    """Is HEAD slower than the pinned reference, launched in turn with it the same night?
+
+    Two stages, those of REGRESSION_PLAN: a few rounds every night; only if these make a loss likely
+    (one-sided p below the plan's suspicion) are more added, and only then can the answer be FAIL.
+    False alarms are rarer than the plan's error a night, at a fraction of the cost of all rounds.
+
+    Args:
+        reference: throughput of the reference, one value per launch.
+        head: the same of HEAD, same rounds.
+
+    Returns:
+        PASS: no loss shown. FAIL: the upper bound of head / reference is below 1.
+        INCONCLUSIVE with `go_on`: suspicious, run the second stage (or too few rounds yet).
+
+    Raises:
+        UsageError: values that are not positive numbers, or different lengths.
+    """
+    plan, error = REGRESSION_PLAN, REGRESSION_PLAN.error
+    first, second = paired(("reference", "head"), reference, head, unit=TOKENS_PER_SECOND)
+    whole = plan.first + plan.more
+    if first.size < plan.first:
+        few = {"error_rate": error, "unit": "ratio", "go_on": True}
+        return too_few(first.size, "round(s)", MIN_ROUNDS, **few)
+    logs = np.log(second) - np.log(first)
+    _, (_, early) = log_bounds(logs[: plan.first], plan.suspicion)
+    if early >= 1.0:
+        used, outcome, says = plan.first, Decided.PASS, "no loss suspected"
+    elif first.size < whole:
+        used, outcome = first.size, Decided.INCONCLUSIVE
+        says = f"a loss is suspected; run {whole - first.size} more round(s)"
+    else:
+        used = whole
+        _, (_, late) = log_bounds(logs[:whole], error)
+        outcome, says = (Decided.FAIL, "slower") if late < 1.0 else (Decided.PASS, "no loss shown")
+    ratio, bounds = log_bounds(logs[:used], error)
+    found = of_ratio(outcome, ratio, bounds, error, used, "head", says)
+    return replace(found, go_on=outcome is Decided.INCONCLUSIVE)
+
+
+def of_ratio(
+    outcome: Decided,
+    ratio: float,
+    bounds: tuple[float, float],
+    error: float,
+    n: int,
+    what: str,
+    says: str,
+) -> Decision:
+    """A decision about the ratio of two throughputs of n rounds; `what` is compared."""
+    return Decision(
+        outcome=outcome,
+        estimate=ratio,
+        interval=bounds,
+        error_rate=error,
+        n=n,
+        unit="ratio",
+        reason=f"{what} {percent(ratio, bounds, f'{n} rounds')}: {says}",
+    )

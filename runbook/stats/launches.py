@@ -14,24 +14,20 @@ import numpy as np
 
 from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.stats.arms import log_bounds, mean_and_error, t_quantile
 from runbook.stats.decision import (
+    SCALING_PLAN,
+    TARGET_PLAN,
     Decided,
     Decision,
-    Detail,
     FloatArray,
+    InterimPlan,
     between,
-    of_ratio,
+    first_settled,
     paired,
     percent,
     positive,
     too_few,
-)
-from runbook.stats.pairs import log_bounds, mean_and_error, t_quantile
-from runbook.stats.plans import (
-    SCALING_PLAN,
-    TARGET_PLAN,
-    InterimPlan,
-    first_settled,
 )
 
 MIN_LAUNCHES = 3
@@ -42,10 +38,7 @@ MOST_SCALING = 1.05
 RATIO_WEIGHT = 2 / 3
 
 
-def meets_target(
-    values: Sequence[float] | FloatArray,
-    target: float,
-) -> Decision:
+def meets_target(values: Sequence[float] | FloatArray, target: float) -> Decision:
     """Does the throughput reach the target?
 
     Args:
@@ -58,7 +51,7 @@ def meets_target(
         PASS if the one-sided lower bound of the launches' mean (geometric) reaches the target,
         FAIL if the upper bound is below it, else INCONCLUSIVE. With fewer than 3 launches:
         INCONCLUSIVE, unless all of them are further than 15 % from the target.
-        `details["stale_target"]` is True if the target is under half of what is measured.
+        A target under half of what is measured is stale, which the reason says.
 
     Raises:
         UsageError: values or target that are not positive numbers.
@@ -81,9 +74,8 @@ def meets_target(
             outcome, says = Decided.PASS, f"lower bound {low:.4g} reaches it"
         elif high < floor:
             outcome, says = Decided.FAIL, f"upper bound {high:.4g} is below the floor"
-    stale = floor < STALE_BELOW * middle
-    warning = f"; STALE TARGET: {floor:g} is {floor / middle:.1%} of what is measured"
-    details: dict[str, Detail] = {"target": floor, "stale_target": stale}
+    if floor < STALE_BELOW * middle:
+        says += f"; STALE TARGET: {floor:g} is {floor / middle:.1%} of what is measured"
     return Decision(
         outcome=outcome,
         estimate=middle,
@@ -91,9 +83,7 @@ def meets_target(
         error_rate=TARGET_PLAN.error,
         n=array.size,
         unit=TOKENS_PER_SECOND,
-        reason=f"{middle:.4g} against {floor:g} tok/s, {array.size} launch(es): {says}"
-        + (warning if stale else ""),
-        details=details,
+        reason=f"{middle:.4g} against {floor:g} tok/s, {array.size} launch(es): {says}",
     )
 
 
@@ -247,10 +237,7 @@ def level_runs(runs: Sequence[float] | FloatArray) -> slice:
 
 
 def below_level(
-    history: Sequence[float] | FloatArray,
-    head: float,
-    *,
-    allowance: float,
+    history: Sequence[float] | FloatArray, head: float, *, allowance: float
 ) -> Decision:
     """Is `head` slower than the best level that the last runs held, by more than `allowance`?
 
@@ -274,7 +261,9 @@ def below_level(
     runs = np.log(positive("history", history, unit=TOKENS_PER_SECOND))[-LEVEL_WINDOW:]
     now = float(np.log(positive("head", [head], unit=TOKENS_PER_SECOND))[0])
     if runs.size < LEVEL_RUNS:
-        return too_few(int(runs.size), "earlier run(s)", LEVEL_RUNS, error=LOSS_ERROR, unit="ratio")
+        return too_few(
+            int(runs.size), "earlier run(s)", LEVEL_RUNS, error_rate=LOSS_ERROR, unit="ratio"
+        )
     best = runs[level_runs(runs)]
     steps = np.diff(runs)
     # Successive differences: twice the variance of a run, on two thirds of their number of degrees.
@@ -296,5 +285,12 @@ def _decided(logs: tuple[float, float, float], allowance: float, n: int, says: s
         words = f"a loss of more than {allowance:.0%} is suspected, not shown"
     else:
         outcome, words = Decided.PASS, "no loss shown"
-    reason = f"{percent(ratio, (low, high), says)}: {words}"
-    return of_ratio(outcome, ratio, (low, high), error=LOSS_ERROR, n=n, reason=reason)
+    return Decision(
+        outcome=outcome,
+        estimate=ratio,
+        interval=(low, high),
+        error_rate=LOSS_ERROR,
+        n=n,
+        unit="ratio",
+        reason=f"{percent(ratio, (low, high), says)}: {words}",
+    )

@@ -13,7 +13,7 @@ import pytest
 
 from runbook.accounts import clocks
 from runbook.records.evidence import RankLog
-from runbook.stats.steady import steady
+from runbook.stats.series import steady
 from tests.accounts.launches import (
     RANKS,
     WORK,

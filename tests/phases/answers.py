@@ -11,39 +11,16 @@ import pytest
 from phases.kit.finding import Finding
 from phases.kit.playbook import Situation
 from runbook.config.phase import Judgement, PlanContext
-from runbook.records import Check, Outcome, Reason
+from runbook.records import Check
 from tests.phases import builder, spoil
 
 Answer = TypeVar("Answer", Check, Finding)
 WHERE = builder.context()
-NOTHING = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
-TOO_MUCH = (Outcome.FAIL, Reason.ABOVE_LIMIT)
-WARNED = (Outcome.PASS, Reason.WARNING)
-FINE = (Outcome.PASS, Reason.OK)
-NO_EFFECT = (Outcome.INVALID, Reason.NO_EFFECT)
-OTHERWISE = (Outcome.INVALID, Reason.MISMATCH)
-IMPOSSIBLE = (Outcome.INVALID, Reason.NOT_PLAUSIBLE)
-UNLIKE = (Outcome.INVALID, Reason.NOT_COMPARABLE)
-DAMAGED = (Outcome.INVALID, Reason.DAMAGED_ARTIFACT)
-NOT_FINITE = (Outcome.FAIL, Reason.NON_FINITE)
-WRONG = (Outcome.FAIL, Reason.MISMATCH)
-CRASHED = (Outcome.FAIL, Reason.CRASH)
-TOO_LITTLE = (Outcome.FAIL, Reason.BELOW_LIMIT)
-UNBALANCED = (Outcome.FAIL, Reason.UNBALANCED)
-NOT_LEARNING = (Outcome.FAIL, Reason.NOT_LEARNING)
-MACHINE = (Outcome.INVALID, Reason.WRONG_ENVIRONMENT)
-NOT_RUN = (Outcome.INCOMPLETE, Reason.NOT_RUN)
-UNCOLLECTED = (Outcome.INCOMPLETE, Reason.NOTHING_COLLECTED)
-TOO_FEW = (Outcome.INCONCLUSIVE, Reason.TOO_FEW_SAMPLES)
-UNDECIDED = (Outcome.INCONCLUSIVE, Reason.UNDECIDED)
-NOT_GATED = (Outcome.SKIPPED, Reason.NOT_GATED)
-NEEDS_CUDA = (Outcome.SKIPPED, Reason.NEEDS_CUDA)
-NOT_ASKED_FOR = (Outcome.SKIPPED, Reason.NOT_ASKED_FOR)
 
 
-def said(check: Check | Finding) -> tuple[Outcome, Reason]:
-    """What a row answered, and by which reason."""
-    return check.outcome, check.code
+def said(check: Check | Finding) -> str:
+    """What a row answered, and by which reason: `FAIL above_limit`."""
+    return f"{check.outcome} {check.code}"
 
 
 def get(judgement: Judgement, check_id: str) -> Check:
@@ -76,12 +53,12 @@ def judged(
 
 def says(
     check: Answer,
-    wanted: tuple[Outcome, Reason],
+    wanted: str,
     *words: str,
     remedy: str = "",
     evidence: str = "",
 ) -> Answer:
-    """Assert outcome and reason of a row, what its sentence and its remedy say, and a file."""
+    """Assert what a row answered, what its sentence and its remedy say, and a file."""
     assert said(check) == wanted, check.reason
     for one in words:
         assert one in check.reason, check.reason
@@ -95,7 +72,7 @@ def case(
     phase: str,
     what: str,
     change: spoil.Change | None,
-    wanted: tuple[Outcome, Reason],
+    wanted: str,
     *words: str,
     remedy: str = "",
     evidence: str = "",

@@ -14,13 +14,7 @@ from runbook.config.phase import Judgement, PlanContext
 from runbook.config.profile import Profile
 from runbook.folder.facts import device_facts, env_facts
 from runbook.records import Check, Launch
-from runbook.records.evidence import (
-    AcceptedRun,
-    AcceptedRuns,
-    Fact,
-    LaunchEvidence,
-    PhaseEvidence,
-)
+from runbook.records.evidence import AcceptedRun, AcceptedRuns, Fact, LaunchEvidence, PhaseEvidence
 from runbook.records.run import Invocation
 from tests.phases.heartbeats import HEALTHY, SHA, told
 from tests.phases.spoil import Change
@@ -91,21 +85,23 @@ def facts(**changes: Any) -> dict[str, Fact]:
 
 
 def accepted(
-    found: PhaseEvidence, *rates: float, facts: Mapping[tuple[str, str], str] | None = None
+    found: PhaseEvidence, rates: Sequence[float] = (), other: Sequence[str] = (), **fields: Any
 ) -> AcceptedRuns:
-    """Accepted runs at these rates, of the same work and machine but for `facts`."""
+    """Accepted runs at these rates, of the same work and machine but for this fact of a kind."""
     first = next(iter(found.launches.values()))
-    alike = env_facts(first.env or {}) | device_facts(first.devices_before) | dict(facts or {})
+    facts = env_facts(first.env or {}) | device_facts(first.devices_before)
+    facts |= {(other[0], other[1]): "another"} if other else {}
     runs = tuple(
         AcceptedRun(
             run_id=f"run{number}",
             run_sha256="a" * 64,
             rates=(rate, rate * 1.01, rate * 1.02),
-            facts=alike,
+            facts=facts,
         )
         for number, rate in enumerate(rates, start=1)
     )
-    return AcceptedRuns(runs=runs, left_out={}, path="baseline/accepted.json", sha256=SHA)
+    known = {"left_out": {}, **fields}
+    return AcceptedRuns(runs=runs, path="baseline/accepted.json", sha256=SHA, **known)
 
 
 _MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0, "B200": 183_359.0}
@@ -154,6 +150,14 @@ def evidence(
         facts=facts(**machine(where.profile)) if phase == "preflight" else {},
         earlier=earlier or {},
     )
+
+
+def baseline_at(*rates: float, where: PlanContext | None = None) -> dict[str, PhaseEvidence]:
+    """An earlier baseline whose launches ran at these rates in turn."""
+    where = where or context()
+    planned = zip(PHASES["baseline"].plan(where), rates, strict=False)
+    made = {one.name: healthy(one, where.profile, rate=rate) for one, rate in planned}
+    return {"baseline": PhaseEvidence(launches=made)}
 
 
 def batch_of(launch: Launch, profile: Profile) -> Profile:

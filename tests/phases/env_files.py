@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from typing import Any
@@ -27,9 +28,15 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         for name, value in launch.env.items()
         if name in TOGGLES
     ]
-    cuda = profile.has_gpu
+    cuda, device = profile.has_gpu, profile.hardware.device
+    train = {
+        key.removeprefix("train."): value
+        for key, value in launch.config_overrides.items()
+        if key.startswith(("train.keep_", "train.save_"))
+    }
+    shape = {"seq_len": work.seq_len, "steps": launch.steps}
     return {
-        "schema_version": 1,
+        **copy.deepcopy(HEALTHY["env"]),
         "run_token": TOKEN,
         "argv": list(launch.argv),
         "git": {
@@ -48,44 +55,32 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         "world_size": launch.nproc,
         "nodes": launch.nodes,
         "device": {
-            "type": profile.hardware.device,
+            "type": device,
             "name": profile.hardware.gpu_name or "some processor",
             "count": launch.nproc,
             "uuids": [f"GPU-{gpu}" for gpu in range(launch.nproc)] if cuda else None,
         },
         "config": {
-            "train": {
-                **HEALTHY["train"],
-                "seq_len": work.seq_len,
-                "steps": launch.steps,
-                **{
-                    key.removeprefix("train."): value
-                    for key, value in launch.config_overrides.items()
-                    if key.startswith(("train.keep_", "train.save_"))
-                },
-            },
+            "train": {**HEALTHY["train"], **shape, **train},
             "model": dict(MODEL),
             "nsa": dict(NSA),
         },
-        "config_sha256": "c" * 64,
         "effective": {
             **HEALTHY["effective"],
-            "seq_len": work.seq_len,
+            **shape,
             "global_batch": work.global_batch,
             "per_rank_batch": work.global_batch // launch.nproc,
             "accumulation": work.accumulation,
             "tokens_per_step": work.tokens_per_step,
-            "steps": launch.steps,
             "schedule_steps": launch.steps,
             "vocab_size": VOCABULARY,
             "dtype": work.dtype,
-            "device": profile.hardware.device,
+            "device": device,
             "dataset": option(launch.argv, "--dataset") or "synthetic",
             "loss_floor": ENTROPY if "markov" in launch.argv else FLOOR,
         },
         "attention": attention(work) if cuda else {},
         "toggles": toggles,
-        "notes": [],
         "arms": json.loads(launch.schedule.to_trainer_json()) if launch.schedule else None,
     }
 

@@ -25,7 +25,6 @@ STARTED_AT = utc_text(datetime.fromtimestamp(BEGAN_AT - BOOT_S, tz=UTC))
 def gpu_samples(
     gpus: int,
     *,
-    busy: float = 95.0,
     used_mib: float = 40_000.0,
     trains_s: float = 8.192,
 ) -> pd.DataFrame:
@@ -42,7 +41,7 @@ def gpu_samples(
         {
             "timestamp": np.repeat(text, gpus),
             "index": np.tile(np.arange(gpus), len(at)),
-            "utilization_percent": np.repeat(np.where(training, busy, 2.0), gpus),
+            "utilization_percent": np.repeat(np.where(training, 95.0, 2.0), gpus),
             "memory_used_mib": used_mib,
         }
     )
@@ -50,7 +49,7 @@ def gpu_samples(
         **HEALTHY["sampled"],
         sm_clock_mhz=np.repeat(np.where(training, 1290.0, 210.0), gpus),
         uuid="GPU-" + frame["index"].astype(str),
-        own_utilization_percent=busy,
+        own_utilization_percent=95.0,
         own_memory_mib=used_mib,
     )
 
@@ -85,21 +84,9 @@ def devices(gpus: int) -> dict[str, Any]:
     }
 
 
-def kernel_log(*lines: str, **changes: Any) -> dict[str, Any]:
-    """What the kernel logged while a launch ran."""
-    times = {"began_at": STARTED_AT, "ended_at": STARTED_AT}
-    return {**HEALTHY["kernel_log"], **times, "lines": list(lines), **changes}
-
-
 def no_devices() -> dict[str, Any]:
     """What is written where there is no driver."""
     return {**devices(0), "source": "", "problem": "no NVIDIA driver; no nvidia-smi"}
-
-
-def load(*, others_s: float = 1.0, steal_s: float = 0.0) -> dict[str, Any]:
-    """A minute on two CPUs, in which others worked for so long."""
-    told = {"busy_s": 100.0 + others_s, "others_s": others_s, "steal_s": steal_s}
-    return {**copy.deepcopy(HEALTHY["load"]), **told}
 
 
 # A ceilings.json made by hand, of devices that are as fast as one wants.
@@ -132,34 +119,26 @@ def healthy_rates(profile: Profile) -> dict[Ceiling, float]:
     }
 
 
-# What one call does, in the unit's multiples: 8192 cubed, 2 GiB read and written, 256 MiB; of an
-# all-reduce of N ranks 2 (N - 1) / N of its bytes pass each link, of two every byte once.
-_WORK = {
-    Ceiling.MATMUL: 2 * 8192**3 / 1e12,
-    Ceiling.MEMORY_COPY: 2 * 2**31 / 1e9,
-    Ceiling.HOST_COPY: 2**28 / 1e9,
-    Ceiling.ALL_REDUCE: 2**28 / 1e9,
-    Ceiling.LATENCY: 4 / 1e9,
+# Of one call its size, and what it does in the unit's multiples: 8192 cubed, 2 GiB read and
+# written, 256 MiB; of an all-reduce of N ranks 2 (N - 1) / N of its bytes pass each link, of two
+# every byte once.
+_CALLS: dict[Ceiling, tuple[dict[str, Any], float]] = {
+    Ceiling.MATMUL: ({"size": 8192, "dtype": "bf16"}, 2 * 8192**3 / 1e12),
+    Ceiling.MEMORY_COPY: ({"bytes": 2**31}, 2 * 2**31 / 1e9),
+    Ceiling.HOST_COPY: ({"bytes": 2**28}, 2**28 / 1e9),
+    Ceiling.ALL_REDUCE: ({"bytes": 2**28}, 2**28 / 1e9),
+    Ceiling.LATENCY: ({"bytes": 4}, 4 / 1e9),
 }
 
 
 def measured(what: Ceiling, rate: float, nproc: int = 2) -> dict[str, Any]:
     """Ten repeats of five calls of so many ranks at a rate, with a percent between them."""
-    work = _WORK[what]
+    sizes, work = _CALLS[what]
     if what in (Ceiling.ALL_REDUCE, Ceiling.LATENCY):
         work *= 2 * (nproc - 1) / nproc
     seconds = [work / rate * (1 + 0.002 * (repeat % 5 - 2)) for repeat in range(10)]
-    sizes = {"bytes": 2**28}
-    if what is Ceiling.MATMUL:
-        sizes = {"size": 8192}
-    elif what is Ceiling.MEMORY_COPY:
-        sizes = {"bytes": 2**31}
-    elif what is Ceiling.LATENCY:
-        sizes = {"bytes": 4}
-    kind = {"dtype": "bf16"} if what is Ceiling.MATMUL else {}
     return {
         **sizes,
-        **kind,
         "inner": 5,
         "seconds": seconds,
         "host_s": 5 * sum(seconds) * 1.01,

@@ -100,6 +100,17 @@ def columns(**values: Any) -> Change:
     return at("training.frame", **values)
 
 
+def cell(column: str, index: int, value: float) -> Change:
+    """One value of a column of training.csv."""
+
+    def changed(table: Any) -> Any:
+        kept = table[column].astype(float).copy()
+        kept.iloc[index] = value
+        return kept
+
+    return columns(**{column: changed})
+
+
 def env(**values: Any) -> Change:
     """Entries of env.json replaced; of a block only those that are given."""
 

@@ -14,10 +14,10 @@ from nsa.contract import Ceiling
 from phases.machine.bisection import search
 from phases.machine.nodes import node_rows
 from runbook.config.phase import PlanContext
-from runbook.records import Check, Confidence, LaunchStatus, Outcome, RankExit, Reason
+from runbook.records import Check, Confidence, LaunchStatus, RankExit
 from runbook.records.evidence import Fact, PhaseEvidence
-from tests.phases import builder, machine_files
-from tests.phases.answers import FINE, MACHINE, NOT_GATED, NOT_RUN, NOTHING, UNDECIDED, WARNED, says
+from tests.phases import builder, machine_files, spoil
+from tests.phases.answers import says
 
 FLOOR, FAST, SLOW = 1.0, 2.0, 0.5
 PREFLIGHT = builder.PHASES["preflight"]
@@ -79,26 +79,22 @@ def sick_node(found: PhaseEvidence, context: PlanContext) -> Check:
 
 
 @pytest.mark.parametrize("wrong", [False, True], ids=["slow", "wrong"])
-@pytest.mark.parametrize("nodes", range(3, 17))
+@pytest.mark.parametrize("nodes", [3, 4, 5, 8, 13])
 def test_a_sick_node_is_named_after_log2_launches_and_one(nodes: int, wrong: bool) -> None:
     context = where(nodes, gated=not wrong)
-    for place in range(nodes) if nodes < 9 else (0, nodes // 2, nodes - 2, nodes - 1):
+    for place in {0, nodes // 2, nodes - 1}:
         found = looked_for(context, has(place), wrong=wrong)
-        check = says(sick_node(found, context), MACHINE, "")
+        check = says(sick_node(found, context), "INVALID wrong_environment", "")
         assert check.reason.startswith(f"{'wrong' if wrong else 'slow'}: n{place} (")
         assert (check.nodes, check.confidence) == ((f"n{place}",), Confidence.CONFIRMED)
-        assert (
-            check.title
-            == f"node n{place} {'spoils' if wrong else 'slows'} the all-reduce of all nodes"
-        )
         assert len(found.launches) - 1 <= ceil(log2(nodes)) + 1
         measured = list(found.launches.values())[1:]
-        assert all(len(one.launch.on) > 1 for one in measured)
         # All others together were well, and with it some of them were not.
         others = set(range(nodes)) - {place}
         assert others in [set(one.launch.on) for one in measured]
-        assert any(place in one.launch.on for one in measured)
-        assert set(check.evidence) >= {one.path("ceilings") for one in measured}
+        # By which a record of them is found to be as planned, whichever were needed.
+        planned = [one.name for one in PREFLIGHT.plan(context)]
+        assert [name for name in planned if name in found.launches] == list(found.launches)
         assert check.remedy.startswith("take the node")
 
 
@@ -120,35 +116,35 @@ def test_however_many_are_sick_no_healthy_node_is_named(nodes: int) -> None:
         assert step is None
 
 
-@pytest.mark.parametrize("nodes", [4, 8, 16])
 @pytest.mark.parametrize(
     ("sick", "wanted", "words"),
     [
-        (has(0, 3), MACHINE, "no single node: several, their switch"),
-        (has(1, 2, 3), MACHINE, "no single node"),
-        (crosses(0, 1), MACHINE, "no single node"),
-        (too_many(3), None, ""),
-        (has(), FINE, "none: all together reach 2 GB/s"),
+        (has(0, 3), "INVALID wrong_environment", "no single node: several, their switch"),
+        # Where all are too many, and all but one are not, every part is well.
+        (too_many(3), "INCONCLUSIVE undecided", ""),
+        (has(), "PASS ok", "none: all together reach 2 GB/s"),
     ],
 )
-def test_what_is_no_single_node_is_called_none(
-    nodes: int, sick: Sick, wanted: tuple[Outcome, Reason] | None, words: str
-) -> None:
-    context = where(nodes)
-    check = sick_node(looked_for(context, sick), context)
+def test_what_is_no_single_node_is_called_none(sick: Sick, wanted: str, words: str) -> None:
+    context = where(4)
+    check = says(sick_node(looked_for(context, sick), context), wanted, words)
     assert check.nodes == ()
-    # Where all are too many, and all but one are not, every part is well.
-    says(check, wanted or (UNDECIDED if nodes == 4 else MACHINE), words)
 
 
 def test_rates_that_lie_near_each_other_name_nobody() -> None:
     """0.85 of the fast ones is where cards of one kind are told apart."""
     context = where(8)
     fast = 1.01 * FLOOR
-    for share, wanted in ((0.84, MACHINE), (0.86, UNDECIDED), (0.98, UNDECIDED)):
+    for share, wanted in (
+        (0.84, "INVALID wrong_environment"),
+        (0.86, "INCONCLUSIVE undecided"),
+        (0.98, "INCONCLUSIVE undecided"),
+    ):
         check = sick_node(looked_for(context, has(5), slow=share * fast, fast=fast), context)
-        says(check, wanted, "n5 (" if wanted is MACHINE else "are not 15% apart")
-        assert bool(check.nodes) is (wanted is MACHINE)
+        says(
+            check, wanted, "n5 (" if wanted == "INVALID wrong_environment" else "are not 15% apart"
+        )
+        assert bool(check.nodes) is (wanted == "INVALID wrong_environment")
 
 
 def test_two_nodes_have_one_link_and_nobody_to_ask() -> None:
@@ -157,40 +153,21 @@ def test_two_nodes_have_one_link_and_nobody_to_ask() -> None:
     assert len(looked_for(where(2), has(1)).launches) == 1
 
 
-@pytest.mark.parametrize(("sick", "gated"), [(has(), True), (has(2), False)])
-def test_nothing_is_measured_where_nothing_falls_short(sick: Sick, gated: bool) -> None:
-    context = where(gated=gated)
-    found = looked_for(context, sick)
-    assert list(found.launches) == ["ceilings"]
-    says(sick_node(found, context), FINE if gated else NOT_GATED, "")
-
-
 def test_a_search_that_was_cut_short_names_nobody() -> None:
     context = where(8)
     whole = looked_for(context, has(6))
     names = list(whole.launches)
     for last in range(1, len(names)):
         found = replace(whole, launches={name: whole.launches[name] for name in names[:last]})
-        check = says(sick_node(found, context), NOT_RUN, names[last])
+        check = says(sick_node(found, context), "INCOMPLETE not_run", names[last])
         assert check.nodes == ()
         assert PREFLIGHT.needs_more(found, context) == (names[last],)
-    broken = whole.launches[names[2]]
-    ended = broken.result.model_copy(update={"status": LaunchStatus.HUNG, "cause": "no word"})
-    cut = {name: whole.launches[name] for name in names[:2]}
-    found = replace(whole, launches={**cut, names[2]: replace(broken, result=ended)})
+    first, second, third = names[:3]
+    cut = {name: whole.launches[name] for name in (first, second)}
+    cut[third] = spoil.ended(LaunchStatus.HUNG)(whole.launches[third])
+    found = replace(whole, launches=cut)
     assert PREFLIGHT.needs_more(found, context) == ()
-    says(sick_node(found, context), (Outcome.INCOMPLETE, Reason.HANG), "no evidence")
-
-
-@pytest.mark.parametrize("nodes", [3, 4, 5, 8, 13, 16])
-def test_launches_are_asked_for_in_the_order_of_the_plan(nodes: int) -> None:
-    """By which a record of them is found to be as planned, whichever were needed."""
-    context = where(nodes)
-    planned = [one.name for one in PREFLIGHT.plan(context) if one.kind == "ceilings"]
-    assert len(planned) == len(set(planned)) <= 2 * nodes
-    for place in range(nodes):
-        ran = list(looked_for(context, has(place)).launches)
-        assert [name for name in planned if name in ran] == ran
+    says(sick_node(found, context), "INCOMPLETE hang", "no evidence")
 
 
 def of_ranks(bad: tuple[int, ...], what: Ceiling, **changes: Any) -> PhaseEvidence:
@@ -206,16 +183,17 @@ def of_ranks(bad: tuple[int, ...], what: Ceiling, **changes: Any) -> PhaseEviden
     return replace(found, launches={"ceilings": told})
 
 
-@pytest.mark.parametrize("what", [Ceiling.MATMUL, Ceiling.MEMORY_COPY])
-@pytest.mark.parametrize(
-    ("bad", "named"), [((2,), ("n2",)), ((0, 3), ("n0", "n3")), ((0, 1, 2, 3), ())]
-)
+@pytest.mark.parametrize(("bad", "named"), [((0, 3), ("n0", "n3")), ((0, 1, 2, 3), ())])
 def test_a_rank_whose_own_result_is_wrong_names_its_node(
-    what: Ceiling, bad: tuple[int, ...], named: tuple[str, ...]
+    bad: tuple[int, ...], named: tuple[str, ...]
 ) -> None:
     """Not where every node has one: that is no node's own."""
-    found = of_ranks(bad, what, wrong="3 of 768 rows of an exact product are wrong")
-    check = says(builder.row("preflight", what, found, where(4)), MACHINE, "3 of 768 rows")
+    found = of_ranks(bad, Ceiling.MATMUL, wrong="3 of 768 rows of an exact product are wrong")
+    check = says(
+        builder.row("preflight", "matmul", found, where(4)),
+        "INVALID wrong_environment",
+        "3 of 768 rows",
+    )
     assert check.nodes == named
     assert check.confidence is (Confidence.CONFIRMED if named else Confidence.NONE)
 
@@ -223,7 +201,9 @@ def test_a_rank_whose_own_result_is_wrong_names_its_node(
 @pytest.mark.parametrize("what", [Ceiling.ALL_REDUCE, Ceiling.LATENCY])
 def test_a_wrong_sum_is_nobodys_own(what: Ceiling) -> None:
     found = of_ranks((0, 1, 2, 3), what, wrong=SUM)
-    check = says(builder.row("preflight", "all_reduce", found, where(4)), MACHINE, SUM)
+    check = says(
+        builder.row("preflight", "all_reduce", found, where(4)), "INVALID wrong_environment", SUM
+    )
     assert check.nodes == ()
     assert PREFLIGHT.needs_more(found, where(4)) == ("without_3_4",)
 
@@ -231,9 +211,8 @@ def test_a_wrong_sum_is_nobodys_own(what: Ceiling) -> None:
 ON_NODES = builder.on_nodes(2, "cpu")
 SAME: dict[str, object] = {
     "package.sha256": "ab12", "git.sha": "cd34", "torch.version": "2.13.0", "gpu.count": 0,
-    "torch.cuda": None, "torch.nccl": None, "gpu.memory_total_mib": None, "gpu.names": None,
-    "gpu.driver": None,
-    **dict.fromkeys(("gpu.pcie_gen", "gpu.pcie_width", "gpu.nvlink", "gpu.mig", "gpu.power_limit")),
+    **dict.fromkeys(("torch.cuda", "torch.nccl", "gpu.memory_total_mib", "gpu.names", "gpu.driver",
+                     "gpu.pcie_gen", "gpu.pcie_width", "gpu.nvlink", "gpu.mig", "gpu.power_limit")),
     "infiniband.present": False, "cpu.count": 2, "disk.write_mib_s": 700.0, "clock.offset_s": 0.0,
 }  # fmt: skip
 
@@ -259,13 +238,6 @@ def row(what: str, known: dict[str, Fact], where: PlanContext = ON_NODES) -> Che
     return builder.row("preflight", what, evidence, where)
 
 
-@pytest.mark.parametrize("what", [one.what for one in node_rows()])
-def test_equal_nodes_pass_and_none_at_all_do_not(what: str) -> None:
-    says(row(what, facts()), FINE)
-    unknown = {"nodes.names": fact("nodes.names", None, "job 3 never started")}
-    says(row(what, unknown), NOTHING, "job 3 never started")
-
-
 HARDWARE = ON_NODES.profile.hardware.model_copy(update={"interconnect": "infiniband"})
 LINKED = replace(ON_NODES, profile=ON_NODES.profile.model_copy(update={"hardware": HARDWARE}))
 THREE = facts(("n0", "n1", "n2"), gpu_driver_n2="550.1")
@@ -274,28 +246,26 @@ THREE = facts(("n0", "n1", "n2"), gpu_driver_n2="550.1")
 @pytest.mark.parametrize(
     ("what", "known", "on", "wanted", "words"),
     [
-        ("nodes_alike", facts(torch_version_n1="2.12.0"), ON_NODES, MACHINE,
+        ("nodes_alike", facts(torch_version_n1="2.12.0"), ON_NODES, "INVALID wrong_environment",
          "torch: n1 has 2.12.0, n0 has 2.13.0"),
-        ("nodes_alike", facts(gpu_count_n0=1), ON_NODES, MACHINE, "GPUs: n1 has 0, n0 has 1"),
-        ("nodes_alike", facts(gpu_driver_n1="550.1"), ON_NODES, MACHINE,
-         "driver: n1 has 550.1, n0 has None"),
-        ("nodes_alike", facts(package_sha256_n1="ffff"), ON_NODES, MACHINE,
-         "code of nsa: n1 has ffff, n0 has ab12"),
-        ("nodes_alike", THREE, builder.on_nodes(3, "cpu"), MACHINE,
+        ("nodes_alike", facts(), ON_NODES, "PASS ok", ""),
+        ("nodes", {"nodes.names": fact("nodes.names", None, "job 3 never started")}, ON_NODES,
+         "INCOMPLETE missing_artifact", "job 3 never started"),
+        ("nodes_alike", THREE, builder.on_nodes(3, "cpu"), "INVALID wrong_environment",
          "driver: n2 has 550.1, the others have None"),
-        ("nodes", facts(("n0",)), ON_NODES, MACHINE, "1: n0; asked for were 2"),
-        ("interconnect", facts(infiniband_present_n0=True), LINKED, MACHINE,
+        ("nodes", facts(("n0",)), ON_NODES, "INVALID wrong_environment", "1: n0; asked for were 2"),
+        ("interconnect", facts(infiniband_present_n0=True), LINKED, "INVALID wrong_environment",
          "no InfiniBand on n1; the profile needs it"),
-        ("node_clocks", facts(clock_offset_s_n1=2.5), ON_NODES, MACHINE,
+        ("node_clocks", facts(clock_offset_s_n1=2.5), ON_NODES, "INVALID wrong_environment",
          "clocks are 2.500 s between n0 and n1 apart"),
-        ("node_clocks", facts(clock_offset_s_n0=0.1), ON_NODES, WARNED, ""),
+        ("node_clocks", facts(clock_offset_s_n0=0.1), ON_NODES, "PASS warning", ""),
     ],
 )  # fmt: skip
 def test_a_node_that_differs_is_named(
     what: str, known: dict[str, Fact], on: PlanContext, wanted: Any, words: str
 ) -> None:
     check = says(row(what, known, on), wanted, words)
-    if wanted is MACHINE:
+    if wanted == "INVALID wrong_environment":
         assert check.remedy.startswith("take the node that the message names out")
         assert f"--launcher slurm --nodes {on.nodes}" in check.rerun
 

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from phases.kit.finding import Finding
+from phases.stage import time_of
 from runbook.config import registry
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.profile import Profile
-from runbook.records import Begun, Check, Launch, LaunchStatus, Outcome, Reason, judge_run
-from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records import (
+    Begun,
+    Check,
+    Launch,
+    LaunchResult,
+    LaunchStatus,
+    Outcome,
+    Reason,
+    judge_run,
+)
+from runbook.records.evidence import LaunchEvidence, PhaseEvidence, RankLog, SetAside, TrainingLog
 from runbook.records.launch import option
 from runbook.records.outcome import Verdict
 from tests.phases import builder, spoil
-from tests.phases.answers import (
-    FINE,
-    MACHINE,
-    NOT_FINITE,
-    NOT_RUN,
-    NOTHING,
-    OTHERWISE,
-    TOO_LITTLE,
-    TOO_MUCH,
-    WRONG,
-    get,
-    row,
-    says,
-)
+from tests.phases.answers import get, says
 from tests.phases.heartbeats import told
-from tests.phases.test_long_run import second_rank
 from tests.phases.traces import healthy
 
 
@@ -78,7 +78,7 @@ def again(first: LaunchEvidence, second: LaunchEvidence, last: float = 1.0) -> L
 
 
 @pytest.mark.parametrize("phase", ["sanity", "smoke", "extended", "production"])
-@pytest.mark.parametrize("name", ["a100x2_pcie4", "h100x1", "cpu"])
+@pytest.mark.parametrize("name", ["a100x2_pcie4", "cpu"])
 def test_a_healthy_launch_passes_every_gate(name: str, phase: str) -> None:
     where = context(name)
     found = checks(phase, where=where)
@@ -87,39 +87,26 @@ def test_a_healthy_launch_passes_every_gate(name: str, phase: str) -> None:
     assert judge_run(found.values(), required) is Verdict.GO, bad
 
 
-@pytest.mark.parametrize(("phase", "apart"), [("sanity", 1), ("production", -1), ("smoke", 0)])
-def test_a_launch_behind_a_go_trains_the_model_of_that_run(phase: str, apart: int) -> None:
-    profile, plan = load_profile("cpu"), load_plan("production", has_gpu=False)
-    (first, *_) = planned(phase, context("cpu"))
-    count = (healthy(first, profile).env or {})["effective"]["n_params"]
-    behind = with_plan(profile, plan, shipped=True, go="RUN: GO", parameters=count + apart)
-    found = checks(phase, where=PlanContext(profile=behind))["as_planned"]
-    if not apart:
-        assert found.outcome is Outcome.PASS, found.reason
-        return
-    says(found, OTHERWISE, f"parameters: {count + apart} in RUN, which was GO, got {count}")
-
-
 def instead(made: LaunchEvidence) -> LaunchEvidence:
     """Generated tokens where the plan wants documents, as `data.synthetic_on_fail` lets it."""
     note = "SYNTHETIC DATA instead of fineweb_edu (--synthetic-on-fail): no network"
     return spoil.env(effective={"dataset": "synthetic"}, notes=[note])(made)
 
 
-@pytest.mark.parametrize("phase", ["smoke", "extended", "production"])
-def test_a_phase_that_trained_on_other_data_than_planned_is_no_gate(phase: str) -> None:
-    found = checks(phase, instead)["as_planned"]
-    says(found, OTHERWISE, "dataset: wanted fineweb_edu, got synthetic (SYNTHETIC DATA instead")
+def test_another_model_than_that_of_the_go_is_not_as_planned() -> None:
+    profile, plan = load_profile("cpu"), load_plan("production", has_gpu=False)
+    behind = with_plan(profile, plan, shipped=True, go="RUN: GO", parameters=5)
+    found = checks("sanity", where=PlanContext(profile=behind))["as_planned"]
+    says(found, "INVALID mismatch", "parameters: 5 in RUN, which was GO, got ")
 
 
-def test_every_phase_of_a_plan_asks_whether_it_ran_as_planned() -> None:
-    plan = load_plan("production", has_gpu=False)
-    least = plan.phases["smoke"].model_copy(update={"checks": ("loss_finite",)})
-    mine = plan.model_copy(update={"phases": {"smoke": least}})
-    profile = with_plan(load_profile("cpu"), mine, shipped=False)
-    assert profile.required == ("smoke.completed", "smoke.as_planned", "smoke.loss_finite")
-    made = registry.phases_of(profile.phases)["smoke"]
-    assert set(made.check_ids(PlanContext(profile=profile))) == set(profile.required)
+def test_a_phase_that_trained_on_other_data_than_planned_is_no_gate() -> None:
+    found = checks("smoke", instead)["as_planned"]
+    says(
+        found,
+        "INVALID mismatch",
+        "dataset: wanted fineweb_edu, got synthetic (SYNTHETIC DATA instead",
+    )
 
 
 LATE_NAN = spoil.columns(loss=lambda table: table["loss"].where(table["step"] != 7, math.nan))
@@ -132,64 +119,44 @@ def counted(rank: int, ended: int) -> spoil.Change:
 @pytest.mark.parametrize(
     ("what", "change", "expected"),
     [
-        ("heartbeats", counted(1, 299), WRONG),
-        ("heartbeats", counted(0, 300), WRONG),
-        ("heartbeats", spoil.parts(ranks=()), NOTHING),
-        ("past_step_5", LATE_NAN, NOT_FINITE),
-        ("memory_limit", second_rank(reserved_mib=70_000.0), TOO_MUCH),
-        ("no_halt", spoil.parts(halted=True), (Outcome.FAIL, Reason.HALTED)),
-        ("gates", spoil.parts(gates=None), NOTHING),
+        ("heartbeats", counted(1, 299), "FAIL mismatch"),
+        ("heartbeats", counted(0, 300), "FAIL mismatch"),
+        ("heartbeats", spoil.parts(ranks=()), "INCOMPLETE missing_artifact"),
+        ("past_step_5", LATE_NAN, "FAIL non_finite"),
     ],
 )
-def test_rows_of_the_smoke(
-    what: str, change: spoil.Change, expected: tuple[Outcome, Reason]
-) -> None:
+def test_rows_of_the_smoke(what: str, change: spoil.Change, expected: str) -> None:
     found = checks("smoke", change)[what]
-    assert (found.outcome, found.code) == expected, found.reason
+    says(found, expected)
 
 
-def test_too_slow_for_the_link_is_no_go_and_the_band_is_shown() -> None:
-    third = context("a100x2_pcie3")
-
-    def found(where: PlanContext) -> dict[str, Check]:
-        slow = lambda made: healthy(made.launch, where.profile, rate=38.0)  # noqa: E731
-        return checks("smoke", slow, where=where)
-
-    says(found(WHERE)["throughput"], TOO_LITTLE)
-    assert "45-55" in found(WHERE)["throughput_aim"].reason
-    assert found(third)["throughput"].outcome is Outcome.PASS
-
-
-@pytest.mark.parametrize("status", [LaunchStatus.PREEMPTED, LaunchStatus.INTERRUPTED])
-def test_a_leg_that_was_ended_from_outside_is_no_failure(status: LaunchStatus) -> None:
+def test_a_leg_that_was_ended_from_outside_is_no_failure() -> None:
     half = spoil.every_rank(counts={"step_start": 2400, "step_end": 2399, "progress": 1200})
-    cut = spoil.both(half, spoil.result(status=status))
+    cut = spoil.both(half, spoil.result(status=LaunchStatus.PREEMPTED))
     rows = checks("production", cut, only="leg03")
-    says(rows["completed"], (Outcome.INCOMPLETE, Reason.INTERRUPTED), remedy="--resume")
+    says(rows["completed"], "INCOMPLETE interrupted", remedy="--resume")
     assert [row.id for row in rows.values() if row.outcome is Outcome.FAIL] == []
-    every = [row.id for row in rows.values()]
-    assert judge_run(rows.values(), every) is Verdict.INCOMPLETE
 
 
 def test_what_no_phase_collected_has_a_remedy_that_can_be_followed() -> None:
     launches = {one.name: healthy(one, WHERE.profile) for one in planned("extended")}
     phase = registry.phases_of(WHERE.profile.phases)["extended"]
     other = {name: one for name, one in builder.facts().items() if name != "disk.free_gib"}
-    for facts, wanted in (({}, NOT_RUN), (other, NOTHING)):
+    for facts, wanted in (({}, "INCOMPLETE not_run"), (other, "INCOMPLETE missing_artifact")):
         judged = phase.judge(PhaseEvidence(launches=launches, facts=facts), WHERE)
         row = says(get(judged, "extended.storage"), wanted)
-        assert ("add the phase preflight to the plan" in row.remedy) is (wanted is NOT_RUN)
-        assert ("no phase of this run collects" in row.reason) is (wanted is NOT_RUN)
+        assert ("add the phase preflight to the plan" in row.remedy) is (
+            wanted == "INCOMPLETE not_run"
+        )
+        assert ("no phase of this run collects" in row.reason) is (wanted == "INCOMPLETE not_run")
 
 
 def test_the_extended_smoke_wants_room_and_time_for_the_checkpoints() -> None:
     full = checks("extended", disk_free_gib=5.0)["storage"]
-    says(full, MACHINE, "10 checkpoints of 0.88 GiB")
+    says(full, "INVALID wrong_environment", "10 checkpoints of 0.88 GiB")
     late = spoil.rank(0, checkpoints=({"path": "checkpoints/step_950", "seconds": 1e4},))
     slow = checks("extended", late, only="run")["checkpoint_time"]
     assert slow.code is Reason.ABOVE_LIMIT and ", every 5000 steps" in slow.reason
-    none = spoil.every_rank(checkpoints=())
-    assert checks("extended", none)["checkpoint_time"].outcome is Outcome.INCOMPLETE
 
 
 def test_a_resumed_launch_is_exact_on_a_cpu_and_within_rounding_on_a_gpu() -> None:
@@ -199,17 +166,9 @@ def test_a_resumed_launch_is_exact_on_a_cpu_and_within_rounding_on_a_gpu() -> No
         off = lambda made: again(run, made, factor)  # noqa: E731
         return checks("extended", off, only="resumed")["resumed"]
 
-    whole = says(resumed(1.0), FINE, "steps 951 to 1000 give the same losses, bit for bit")
-    assert "took 1.00 s to write" in whole.reason
+    says(resumed(1.0), "PASS ok", "steps 951 to 1000 give the same losses, bit for bit")
     assert resumed(1.0001).outcome is Outcome.PASS
-    says(resumed(1.01), WRONG, "from step 1000")
-
-
-def test_the_extended_smoke_resumes_its_own_last_checkpoint() -> None:
-    run, second = planned("extended")
-    assert run.config_overrides["train.save_every"] == 950
-    assert (second.resumes, second.after, second.steps) == ("run", 950, 1000)
-    assert second.words()[-2:] == ("--resume", "extended/run")
+    says(resumed(1.01), "FAIL mismatch", "from step 1000")
 
 
 def test_production_takes_a_leg_between_two_checkpoints() -> None:
@@ -238,21 +197,18 @@ def test_a_plan_asks_of_a_machine_only_what_it_can_answer() -> None:
     assert {"extended.resumed", "extended.storage", "smoke.gates"} <= cpu
 
 
-@pytest.mark.parametrize("sha256", ["ab" * 32, "cd" * 32])
-def test_a_leg_that_went_on_from_another_checkpoint_than_its_own(sha256: str) -> None:
+def test_a_leg_that_went_on_from_another_checkpoint_than_its_own() -> None:
     where = context("cpu", steps_scale=0.02)
     begun = Begun(path="production/leg1/checkpoints/step_50", step=50, sha256="ab" * 32)
-
-    found = {"path": "/x/production/leg1/checkpoints/step_25", "step": 25, "sha256": sha256}
+    found = {"path": "/x/production/leg1/checkpoints/step_25", "step": 25, "sha256": "cd" * 32}
     change = spoil.both(spoil.result(begun=begun), spoil.env(resumed=found))
     judged = checks("production", change, only="leg2", where=where)
-    rows = (judged["as_planned"], judged["plausible"])
-    if sha256 == begun.sha256:
-        assert {one.outcome for one in rows} == {Outcome.PASS}, [one.reason for one in rows]
-        return
-    for one in rows:
-        says(one, OTHERWISE, "from step 25 (leg1/checkpoints/step_25), and not from")
-        assert "causal" not in one.remedy
+    for what in ("as_planned", "plausible"):
+        says(
+            judged[what],
+            "INVALID mismatch",
+            "from step 25 (leg1/checkpoints/step_25), and not from",
+        )
 
 
 # FineWeb: skipped without its package, and judged by its loader and its loss.
@@ -261,7 +217,6 @@ PLAIN = builder.context()
 NO_PACKAGE = spoil.ended(
     LaunchStatus.CONFIG_ERROR, cause="dataset fineweb_edu needs the package datasets"
 )
-falling = spoil.columns(loss=lambda table: 5.5 - 0.005 * table["step"])
 
 
 def test_the_loader_is_tried_in_three_short_steps_before_the_launch() -> None:
@@ -279,19 +234,89 @@ def test_without_the_package_fineweb_is_skipped_with_its_name() -> None:
     assert all("datasets" in check.reason for check in checks)
 
 
+# Row `goodput`: where the time of a launch went, from spans that are laid out by hand.
+
+T0 = 1_800_000_000.0
+
+
+def leg(name: str, *, at: float, lasts: float, first: int, ends: list[float]) -> LaunchEvidence:
+    """A leg from `at` on, whose steps, the first one `first`, end at `ends` (s after its start).
+
+    A step takes 2 s by dt_s; what lies beside it is a pause.
+    """
+    steps = list(range(first, first + len(ends)))
+    frame = pd.DataFrame({"step": steps, "dt_s": [2.0] * len(steps)})
+    marks = pd.DataFrame({"step": steps, "ts": [T0 + at + end for end in ends]})
+    rank = RankLog(
+        rank=0, path="h", sha256="", events=0, tokens=frozenset(), first_step=first,
+        last_step=steps[-1], exit_code=0, exit_reason="", param_hash=None, counts={}, steps=marks,
+    )  # fmt: skip
+    launch = Launch(
+        name=name, phase="production", kind="trainer", argv=(), env={}, nproc=1, steps=steps[-1],
+        run_dir=f"production/{name}", timeout_s=1,
+    )  # fmt: skip
+    result = LaunchResult(
+        status=LaunchStatus.COMPLETED,
+        started_at=datetime.fromtimestamp(T0 + at, UTC).isoformat(),
+        duration_s=lasts,
+        begun=Begun(path="c", step=first - 1, sha256="") if first > 1 else None,
+    )
+    log = TrainingLog(path="t", frame=frame, sha256="")
+    return LaunchEvidence(launch=launch, result=result, training=log, ranks=(rank,))
+
+
+def parts(*legs: LaunchEvidence) -> dict[str, float]:
+    time = time_of(legs)
+    assert not time.wrong
+    names = ("steps", "pauses", "starting", "lost", "waiting", "wall")
+    return {name: round(getattr(time, name), 6) for name in names}
+
+
+ONE = leg("leg1", at=0.0, lasts=20.0, first=1, ends=[8.0, 10.0, 12.0, 17.0])
+TWO = leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0, 11.0, 13.0])
+
+
+def test_a_launch_without_a_stumble() -> None:
+    """8 s to the first step's end, three steps with a save of 3 s, 3 s until it has ended."""
+    assert parts(ONE) == {
+        "steps": 6.0, "pauses": 3.0, "starting": 11.0, "lost": 0.0, "waiting": 0.0, "wall": 20.0,
+    }  # fmt: skip
+
+
+def test_what_a_start_trained_that_was_cut_off_is_lost_and_between_starts_it_waits() -> None:
+    """Cut off: started at 25, its first step ended at 31, its last word at 55. Then a night."""
+    aside = SetAside(folder="f", began=T0 + 25, first_step=T0 + 31, ended=T0 + 55)
+    assert parts(ONE, replace(TWO, aside=(aside,))) == {
+        "steps": 10.0, "pauses": 3.0, "starting": 11.0 + 6.0 + 11.0, "lost": 24.0,
+        "waiting": 5.0 + 45.0, "wall": 115.0,
+    }  # fmt: skip
+    stillborn = replace(aside, first_step=None)
+    assert parts(ONE, replace(TWO, aside=(stillborn,)))["lost"] == 0.0
+
+
+def test_steps_behind_the_checkpoint_that_a_later_leg_went_on_from_are_lost() -> None:
+    """The checkpoint of step 4 was damaged: leg 2 went on from step 3 and trained 4 again."""
+    again = leg("leg2", at=100.0, lasts=15.0, first=4, ends=[9.0, 11.0, 13.0])
+    found = parts(ONE, again)
+    assert (found["steps"], found["lost"]) == (4.0 + 4.0, 2.0)
+
+
+SOON = SetAside(folder="f", began=T0 + 25, first_step=T0 + 60, ended=T0 + 30)
+
+
 @pytest.mark.parametrize(
-    ("what", "change", "expected"),
+    ("second", "told"),
     [
-        ("progress", falling, (Outcome.PASS, Reason.OK)),
-        ("progress", spoil.columns(loss=5.5), (Outcome.FAIL, Reason.MISMATCH)),
-        ("loader", None, (Outcome.PASS, Reason.OK)),
-        ("loader", spoil.columns(fetch_s=61.0), TOO_MUCH),
-        ("loader", spoil.ended(LaunchStatus.HUNG), (Outcome.FAIL, Reason.HANG)),
-        ("loader", instead, (Outcome.INVALID, Reason.MISMATCH)),
-        ("as_planned", instead, (Outcome.INVALID, Reason.MISMATCH)),
+        (replace(TWO, result=ONE.result), "ran at once"),
+        (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0] * 6), "own times are longer"),
+        (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0, 40.0, 55.0]), "the harness saw"),
+        (replace(TWO, aside=(SOON,)), "before its first step"),
     ],
 )
-def test_fineweb_rows(
-    what: str, change: spoil.Change | None, expected: tuple[Outcome, Reason]
-) -> None:
-    says(row("fineweb", what, change), expected)
+def test_where_clocks_disagree_it_is_told(second: LaunchEvidence, told: str) -> None:
+    assert any(told in text for text in time_of([ONE, second]).wrong)
+
+
+def test_a_leg_without_steps_has_no_goodput() -> None:
+    with pytest.raises(Finding, match="has no step"):
+        time_of([replace(ONE, ranks=())])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,60 +15,15 @@ from hypothesis import strategies as st
 
 from nsa.contract import proof_text
 from phases.training.plausible import differences
-from runbook.records import LaunchStatus, Outcome, Reason
+from runbook.folder.launch.shapes import ENV, shaped
+from runbook.records import LaunchStatus, Outcome
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import answers, builder, env_files, heartbeats, spoil
-from tests.phases.answers import (
-    CRASHED,
-    DAMAGED,
-    FINE,
-    IMPOSSIBLE,
-    NO_EFFECT,
-    NOT_FINITE,
-    NOTHING,
-    OTHERWISE,
-    UNLIKE,
-    WHERE,
-    WRONG,
-    case,
-    says,
-)
+from tests.phases import answers, builder, env_files, spoil, traces
+from tests.phases.answers import case, says
 from tests.phases.spoil import Change, at
 from tests.tiers import examples
 
 CPU = builder.context("cpu")
-START = math.log(256)
-INTERRUPTED = (Outcome.INCOMPLETE, Reason.INTERRUPTED)
-FLAKY = (Outcome.INCONCLUSIVE, Reason.FLAKY)
-TRAINED = [
-    name
-    for name, phase in builder.PHASES.items()
-    if any(spec.name == "flaky_launches" for spec in phase.limits)
-]
-
-
-def cell(column: str, index: int, value: float) -> Change:
-    """One value of a column of training.csv."""
-
-    def changed(table: Any) -> Any:
-        kept = table[column].astype(float).copy()
-        kept.iloc[index] = value
-        return kept
-
-    return spoil.columns(**{column: changed})
-
-
-silent = at("ranks", lambda ranks: ranks[:1])
-stopped = spoil.both(silent, spoil.ended(LaunchStatus.INTERRUPTED, rows=0))
-RANGES = "NSA_SEL_RANGES_V2"
-NOT_JSON = spoil.parts(env=None, problems=("baseline/run1/env.json is not JSON",))
-AT_STEP_7 = {"step": 7, "value": "nan"}
-# Step 20 missing, and one more at the end: as many rows as were planned.
-OTHER_STEP = spoil.columns(step=lambda table: table["step"] + (table["step"] >= 20))
-
-
-def losses(*first: float, last: float = 5.0) -> Change:
-    return spoil.columns(loss=lambda t: [*first, *[last] * (len(t) - len(first))])
 
 
 def below_its_floor(below: float) -> Change:
@@ -81,143 +37,9 @@ def below_its_floor(below: float) -> Change:
     return change
 
 
-def steps(which: Callable[[Any], Any]) -> Change:
-    return spoil.columns(step=lambda table: which(table["step"]))
-
-
-SHARED: dict[str, tuple[str, Change, tuple[Outcome, Reason], str]] = {
-    # The config that the runbook names, not a friendlier one.
-    "short sequences": ("as_planned", spoil.effective(seq_len=128), OTHERWISE, "seq_len"),
-    "batch 1": ("as_planned", spoil.effective(global_batch=1), OTHERWISE, "global_batch"),
-    "no accumulation": ("as_planned", spoil.effective(accumulation=1), OTHERWISE, "accumulation"),
-    "fp32": ("as_planned", spoil.effective(dtype="fp32"), OTHERWISE, "dtype"),
-    "one rank": ("as_planned", spoil.env(world_size=1), OTHERWISE, ""),
-    "on the CPU": ("as_planned", spoil.env(device={"type": "cpu"}), OTHERWISE, ""),
-    "toggles lost": ("as_planned", spoil.env(toggles=[]), OTHERWISE, ""),
-    "other launch": ("as_planned", spoil.env(run_token="x"), OTHERWISE, ""),
-    "no env.json": ("as_planned", spoil.parts(env=None), NOTHING, "env.json"),
-    "broken env.json": ("as_planned", NOT_JSON, DAMAGED, "is not JSON"),
-    "NaN": ("loss_finite", cell("loss", 20, math.nan), NOT_FINITE, "at step 21"),
-    "Inf": ("loss_finite", cell("loss", -1, math.inf), NOT_FINITE, ""),
-    "NaN told by a rank": ("loss_finite", spoil.rank(1, nonfinite=AT_STEP_7), NOT_FINITE,
-                           "the loss is not finite"),
-    "no CSV": ("loss_finite", spoil.parts(training=None), NOTHING, "training.csv"),
-    "damaged CSV": ("loss_finite", at("training", damaged=True, problems=("two headers",)),
-                    DAMAGED, "two headers"),
-    "no heartbeats": ("ranks_alive", spoil.parts(ranks=()), NOTHING, ""),
-    "rank 1 never spoke": ("ranks_alive", silent, CRASHED, ""),
-    "rank 1 ended well, its file is lost": ("ranks_alive", spoil.without_rank_1, NOTHING, ""),
-    "stopped by us before rank 1 spoke": ("ranks_alive", stopped, INTERRUPTED, ""),
-    "rank behind": ("ranks_alive", spoil.rank(1, last_step=40), OTHERWISE, ""),
-    "parameters differ": ("ranks_alive", spoil.rank(1, param_hash="dead"), WRONG, ""),
-    "no digest": ("ranks_alive", spoil.every_rank(param_hash=None), NOTHING, ""),
-    "strangers": ("ranks_alive", spoil.rank(1, tokens=frozenset({"ff"})), DAMAGED, ""),
-    "damaged": ("ranks_alive", spoil.rank(0, damaged=True), DAMAGED, ""),
-    "prefill did nothing": ("toggles_effective", spoil.without_effect("NSA_PREFILL_BATCHED"),
-                            NO_EFFECT, "NSA_PREFILL_BATCHED"),
-    "nobody can tell": ("toggles_effective", spoil.without_effect(RANGES, took=None), NO_EFFECT,
-                        RANGES),
-    "no report": ("toggles_effective", spoil.every_rank(effects=()), NO_EFFECT, ""),
-    # Numbers that are impossible, at the edge of what is possible.
-    "sees the future": ("plausible", spoil.columns(loss=2.9), IMPOSSIBLE, ""),
-    "begins at step 2": ("plausible", steps(lambda s: s + 1), IMPOSSIBLE, "row 1 is step 2"),
-    "another step": ("plausible", OTHER_STEP, IMPOSSIBLE, "row 20 is step 21"),
-    "a step twice": ("plausible", steps(lambda s: s - (s > 2)), IMPOSSIBLE, "row 3 is step 2"),
-    "tokens missing": ("plausible", cell("tokens", 3, 8191), IMPOSSIBLE, " tokens in "),
-    "no time": ("plausible", cell("dt_s", 9, 0.0), IMPOSSIBLE, ""),
-    "rows lost": ("plausible", spoil.ended(LaunchStatus.COMPLETED, rows=40), IMPOSSIBLE,
-                  "40 rows for "),
-    "longer than its launch": ("plausible", spoil.result(duration_s=1.0), IMPOSSIBLE,
-                               "s in a launch of 1.0 s"),
-    "another rate": ("plausible", cell("toks_per_s", 2, 83_000.0), IMPOSSIBLE,
-                     "toks_per_s is not tokens / dt_s at step 3"),
-    "other batches": ("plausible", spoil.effective(accumulation=3), IMPOSSIBLE,
-                      "but S x batch x accumulation is"),
-    "below nothing": ("plausible", losses(START, -0.001), IMPOSSIBLE,
-                      "the loss is -0.001 at step 2, which no cross-entropy can be"),
-    "no number": ("plausible", losses(START, math.nan), IMPOSSIBLE, "not finite in every step"),
-    "always the same": ("plausible", losses(START, last=START), IMPOSSIBLE, "in each of "),
-    "knows too much": ("plausible", losses(1.0, 1.1, last=1.2), IMPOSSIBLE,
-                       "first loss 1.000, far from ln(256) = 5.545"),
-    "below its floor": ("plausible", below_its_floor(0.2), IMPOSSIBLE,
-                        "of the last 50 steps is below the floor"),
-    "no vocabulary": ("plausible", spoil.effective(vocab_size=None), IMPOSSIBLE,
-                      "env.json has no vocabulary size"),
-    "a vocabulary of one": ("plausible", spoil.effective(vocab_size=1), IMPOSSIBLE,
-                            "env.json has no vocabulary size"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("phase", ["baseline", "long_run"])
-@pytest.mark.parametrize("name", SHARED)
-def test_a_spoiled_launch_says_so(phase: str, name: str) -> None:
-    what, change, expected, words = SHARED[name]
-    says(answers.row(phase, what, change, where=builder.context()), expected, words)
-
-
-ON_TWO_PROFILES = {
-    "one file in all launches": ("baseline", at("training", sha256=heartbeats.SHA), "comparable",
-                                 "are the same file"),
-    "one heartbeat file": ("baseline", spoil.rank(0, sha256=heartbeats.SHA), "comparable",
-                           "are the same file"),
-    "one reading of the gates": ("long_run", at("gates", lambda table: table[:1]), "gates",
-                                 "1 reading(s) of the gates"),
-    "no reading in the middle": ("long_run", at("gates", lambda table: pd.concat(
-        [table[: len(table) // 4], table[3 * len(table) // 4 :]])), "gates", "no reading of"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("profile", ["a100x2_pcie4", "cpu"])
-@pytest.mark.parametrize("name", ON_TWO_PROFILES)
-def test_an_edit_makes_a_required_row_no_pass(name: str, profile: str) -> None:
-    phase, change, what, text = ON_TWO_PROFILES[name]
-    where = builder.with_launches(builder.context(profile), 3)
-    check = answers.row(phase, what, change, where)
-    assert check.required and check.outcome is not Outcome.PASS
-    assert text in check.reason
-
-
-def retried(made: LaunchEvidence) -> LaunchEvidence:
-    short = spoil.ended(LaunchStatus.COMPLETED, rows=50)(made)
-    return spoil.result(attempts=2, steps=50)(short)
-
-
-def _idle(rate: float, wanted: tuple[Outcome, Reason], where: Any = WHERE) -> list[Any]:
-    """The same rate on each device, in four phases."""
-    return [case(phase, "plausible", None, wanted, where=where, called=f"{phase}-{rate}",
-                 rate=rate * (1 if phase == "single_gpu" else 2))
-            for phase in ("baseline", "bucket_sweep", "single_gpu", "long_run")]  # fmt: skip
-
-
-NORM = spoil.both(cell("grad_norm", 6, math.nan), spoil.rank(1, nonfinite=AT_STEP_7))
-MASKED = spoil.env(attention=env_files.attention(WHERE.profile.workload, "masked", "varlen"))
-
-
-@pytest.mark.parametrize("holds", [
-    case("nvtx", "plausible", retried, FINE, called="a shorter retry may have fewer rows"),
-    # A folder that is judged may not say how long it took; two words are a vocabulary.
-    case("baseline", "plausible", spoil.result(duration_s=0.0), FINE, called="no duration"),
-    case("baseline", "plausible", below_its_floor(0.0), FINE, called="at its floor"),
-    # 5e8 FLOPs per token, 312 TFLOP/s a card: 1 % are 6,240 tok/s on each.
-    *_idle(6_100.0, IMPOSSIBLE), *_idle(6_400.0, FINE), *_idle(2.5, FINE, CPU),
-    # A gradient norm that is not finite is called one.
-    case("baseline", "loss_finite", NORM, NOT_FINITE,
-         "run1: the gradient norm is not finite at step 7"),
-    case("baseline", "loss_finite", cell("loss", 5, math.nan), NOT_FINITE,
-         "run2: the loss is not finite at step 6", evidence="baseline/run2/training.csv",
-         only=["run2"]),
-    case("baseline", "comparable", MASKED, UNLIKE,
-         "attention.window.value: 'varlen' against 'masked'", "run3", only=["run3"]),
-    case("single_gpu", "comparable", MASKED, UNLIKE,
-         "attention.window.value: 'varlen' against 'masked'", "run3", only=["run3"]),
-])  # fmt: skip
-def test_what_one_launch_says_of_itself(holds: Callable[[], None]) -> None:
-    holds()
-
-
-def test_a_measurement_of_a_norm_is_of_its_step() -> None:
-    check = answers.row("baseline", "loss_finite", NORM)
-    assert (check.measurement.name, str(check.measurement.window)) == ("grad_norm", "steps 7-7")
+@pytest.mark.parametrize(("below", "wanted"), [(0.2, "INVALID not_plausible"), (0.0, "PASS ok")])
+def test_no_loss_lies_below_the_floor_of_its_data(below: float, wanted: Any) -> None:
+    says(answers.row("baseline", "plausible", below_its_floor(below)), wanted)
 
 
 EXACT = {"policies": {"tf32_matmul": False, "float32_matmul_precision": "highest"}}
@@ -236,24 +58,15 @@ OTHER = [
     ("left", "right", "but", "found"),
     [
         # Facts of checkout, versions, device and config count; where results go does not.
-        (LEFT, LEFT, (), []),
         (LEFT, RIGHT, (), OTHER),
         (LEFT, RIGHT, ("git.sha", "config.train.lr"), OTHER[2:]),
         (EXACT, {"policies": {**EXACT["policies"], "sdpa_kernels": {"flash": True}}}, (), []),
         (EXACT, {"policies": {**EXACT["policies"], "tf32_matmul": True}}, (),
          ["policies.tf32_matmul: False against True"]),
-        (EXACT, {"policies": {**EXACT["policies"], "float32_matmul_precision": "medium"}}, (),
-         ["policies.float32_matmul_precision: 'highest' against 'medium'"]),
     ],
 )  # fmt: skip
 def test_what_makes_two_launches_unlike(left: Any, right: Any, but: Any, found: list[str]) -> None:
     assert differences(left, right, but=but) == found
-
-
-def test_remedies_come_from_the_playbook() -> None:
-    check = answers.row("baseline", "completed", spoil.ended(LaunchStatus.HUNG))
-    assert "runbook stacks" in check.remedy and "NCCL_DEBUG=INFO" in check.remedy
-    assert check.rerun == "runbook run --phase baseline --profile a100x2_pcie4"
 
 
 @examples(40)
@@ -279,64 +92,102 @@ def test_no_number_in_a_csv_can_stop_a_judgement(
         assert answers.get(judgement, f"{phase}.plausible").outcome is not Outcome.PASS
 
 
-# It hung, and finished at the second attempt.
-flaky = spoil.result(
-    attempts=2, cause="attempt 1: hang: rank 1 waits for rank 0", evidence=("stacks.txt",)
-)
-
-
-@pytest.mark.parametrize("phase", TRAINED)
-@pytest.mark.parametrize(
-    ("profile", "wanted"),
-    [("a100x2_pcie4", FLAKY), ("h200x1", FLAKY), ("cpu", (Outcome.PASS, Reason.WARNING))],
-)
-def test_a_second_attempt_is_told_and_limited(phase: str, profile: str, wanted: Any) -> None:
-    where = builder.context(profile)
-    plan = builder.PHASES[phase].plan(where)
-    # What is said of a commit's launches is about HEAD, and about those that ran.
-    ours = [one for one in plan if not one.conditional and not one.name.endswith("reference")]
-    last = ours[-1].name
-    check = answers.row(phase, "completed", flaky, where, only=[last])
-    says(check, wanted, f"FLAKY: {last} finished only at a second attempt", evidence="stacks.txt")
-    assert "hang: rank 1 waits for rank 0" in check.reason and check.remedy
-
-
-def test_every_training_phase_limits_second_attempts() -> None:
-    every = [
-        n for n, p in builder.PHASES.items() if f"{n}.ranks_alive" in p.check_ids(builder.context())
-    ]
-    assert sorted(TRAINED) == sorted({*every, "fineweb"})
-
-
-def test_more_second_attempts_than_allowed_are_no_pass_on_a_cpu_either() -> None:
-    check = says(answers.row("long_run", "completed", flaky, CPU, only=["run", "resumed"]), FLAKY)
-    assert check.evidence == ("stacks.txt",), "of any launch, not of the last one only"
-
-
 def test_a_second_attempt_beside_a_failure_hides_nothing() -> None:
     crashed = spoil.of_launch("stopped", spoil.ended(LaunchStatus.CRASHED))
-    both = spoil.both(spoil.of_launch("run", flaky), crashed)
+    both = spoil.both(spoil.of_launch("run", spoil.result(attempts=2)), crashed)
     assert answers.row("long_run", "completed", both, CPU).outcome is Outcome.FAIL
 
 
-def test_another_workload_than_the_profiles_is_answered_with_both_ways_out() -> None:
-    said = answers.row("baseline", "as_planned", spoil.effective(global_batch=8)).remedy
-    assert "take the setting back" in said and "a profile of your own" in said
-    change = spoil.both(spoil.effective(seq_len=8), spoil.env(world_size=1))
-    assert "a profile of your own" not in answers.row("baseline", "as_planned", change).remedy
+def test_a_trainers_evidence_is_words_and_no_notation_of_a_language() -> None:
+    assert proof_text({"fused": [True, False], "hook": None}) == "fused yes/no, hook None"
+
+
+# The rows that need a second source, and what they are worth: unbalanced numbers do not count.
+
+ROWS = ("accounts", "gradients", "oracle")
+CPU = builder.context("cpu")
+
+
+@pytest.mark.parametrize("name", ["a100x2_pcie4", "h200x1", "cpu"])
+@pytest.mark.parametrize("phase", builder.TRAINING)
+def test_every_training_phase_requires_them(phase: str, name: str) -> None:
+    where = builder.context(name)
+    required = set(where.profile.required)
+    assert {f"{phase}.{row}" for row in ROWS} <= required or f"{phase}.completed" not in required
+
+
+def _faster(made: LaunchEvidence) -> LaunchEvidence:
+    """The trainer writes half of each step's time; its heartbeats keep the clock's."""
+    kept = made.ranks
+    return at("ranks", tuple(map(replace, kept)))(spoil.slower(0.5)(made))
+
+
+def _every_other(made: LaunchEvidence) -> LaunchEvidence:
+    return spoil.rank(0, checkpoints=made.ranks[0].checkpoints[1::2])(made)
+
+
+def _large(made: LaunchEvidence) -> LaunchEvidence:
+    """Weights of rank 1 that begin ten times too large."""
+    weights = made.ranks[1].proof["weights"]
+    down = {**weights["mlp.down"], "rms": [10 * rms for rms in weights["mlp.down"]["rms"]]}
+    return at("ranks.1.proof.weights", {**weights, "mlp.down": down})(made)
+
+
+@pytest.mark.parametrize("holds", [
+    case("baseline", "accounts", _faster, "FAIL unbalanced", "dt_s sums to 0.500"),
+    # Another selection than the config means, in every phase that reads it.
+    case("baseline", "accounts", at("gates", traces.gates(60).assign(sel_blocks_mean=2.5)),
+         "FAIL mismatch", "a query attends to 2.5 blocks, where n_sel=",
+         remedy="statistics are wrong"),
+    case("long_run", "accounts", _every_other, "FAIL unbalanced", "no checkpoint of step 60, 180",
+         remedy="look at the condition under which the trainer begins a save", where=CPU,
+         only=("run",)),
+    case("baseline", "oracle", _large, "FAIL mismatch",
+         "rank 1: mlp.down begins with a deviation of 0.04082, has to be 0.004082",
+         remedy="look at how the trainer draws its weights", where=CPU),
+])  # fmt: skip
+def test_a_launch_that_does_not_balance_fails(holds: Callable[[], None]) -> None:
+    holds()
 
 
 @pytest.mark.parametrize(
-    ("evidence", "text"),
+    ("share", "rate", "wanted"),
     [
-        ({"hook": None}, "hook None"),
-        ({"hook": "bf16", "bytes_after": 12}, "hook bf16, bytes_after 12"),
-        ({"fused": [True, False], "step_device": ["cpu"]}, "fused yes/no, step_device cpu"),
-        ({"ranges": []}, "ranges none"),
-        ("the profiler saw it", "the profiler saw it"),
+        (0.0, 39.3, "PASS ok"),
+        (-0.015, 39.3, "PASS ok"),
+        (0.015, 39.3, "FAIL below_limit"),
+        (0.03, 39.3, "FAIL unbalanced"),
     ],
 )
-def test_a_trainers_evidence_is_words_and_no_notation_of_a_language(
-    evidence: Any, text: str
-) -> None:
-    assert proof_text(evidence) == text
+def test_the_slower_clock_decides(share: float, rate: float, wanted: Any) -> None:
+    """39.3 tok/s by dt_s reach the floor of 39; 1.5 % longer by a rank's clock they do not."""
+    later = spoil.steps_of(1, mono=lambda steps: 1000.0 + (steps["mono"] - 1000.0) * (1 + share))
+    check = says(answers.row("baseline", "throughput", later, rate=rate), wanted)
+    if share < 0.03:
+        assert check.measurement.value == pytest.approx(rate / (1 + max(share, 0.0)), rel=1e-4)
+        assert any("heartbeat_rank1" in path for path in check.evidence) is (share > 0)
+
+
+def test_a_damaged_result_does_not_hide_the_kernel_that_failed() -> None:
+    failed = {"agrees": False, "refused": None, "problems": ["k_win is off by 0.2 of itself"]}
+    attention = {"self_test": {"ran": True, "paths": {"varlen": failed, "masked": 5}}}
+
+    def change(made: LaunchEvidence) -> LaunchEvidence:
+        kept, problems = shaped({**made.env, "attention": attention}, ENV, "env.json")
+        return spoil.parts(env=kept, problems=(*made.problems, *problems))(made)
+
+    says(
+        answers.row("baseline", "oracle", change),
+        "INVALID damaged_artifact",
+        "env.json.attention.self_test.paths",
+    )
+
+
+def test_what_was_learned_is_held_against_the_limit_with_four_standard_errors() -> None:
+    losses = spoil.columns(loss=lambda t: 3.0 + 0.5 * np.sign(np.sin(math.pi * (t["step"] - 0.5))))
+    check = answers.row("long_run", "learns", losses)
+    # The last 50 steps are 2.5 and 3.5 in turn: mean 3, standard error 0.5 / sqrt(50).
+    worst = 3.0 + 4 * 0.5 / math.sqrt(50)
+    share = (env_files.FLOOR - worst) / (env_files.FLOOR - env_files.ENTROPY)
+    assert check.measurement.value == pytest.approx(share)
+    assert (check.outcome, check.limit) == (Outcome.PASS, 0.1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,29 +11,14 @@ import pytest
 
 from benchmarks.planted import __main__ as planted
 from benchmarks.planted.__main__ import EIGHT, HEALTHY, Bench, healthy, judge
-from benchmarks.planted.copy import (
-    ROOT,
-    AnchorError,
-    Copy,
-    Defect,
-    Edit,
-    broken_anchors,
-    load,
-    load_all,
-)
+from benchmarks.planted.copy import ROOT, AnchorError, Copy, Defect, Edit, broken_anchors, load_all
 from runbook.config.load import load_profile
 from runbook.config.registry import known_checks
 
 DEFECTS = load_all()
 BY_NAME = {defect.name: defect for defect in DEFECTS}
 # Each needs one short launch, and each is noticed by another account.
-QUICK = (
-    "lr-0",
-    "selected-branch-zero",
-    "dt-halved",
-    "rank-1-reads-rank-0s-data",
-    "fp32-on-the-wire",
-)
+QUICK = ("lr-0", "selected-branch-zero", "dt-halved", "rank-1-reads-rank-0s-data")
 SOME = Defect(
     name="some",
     area="time",
@@ -68,9 +53,7 @@ def test_every_defect_fits_the_source() -> None:
 
 
 def test_there_are_enough_of_them_and_all_are_described() -> None:
-    known = {defect.name for defect in load("known")}
-    assert len(known) >= 18
-    assert len(DEFECTS) - len(known) >= 25
+    assert len(DEFECTS) >= 43
     for defect in DEFECTS:
         assert defect.edits and defect.rows and defect.says and defect.what and defect.area
 
@@ -84,31 +67,12 @@ def test_rows_that_must_notice_exist() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
-    [
-        ("no such text", "other", "0 times"),
-        ("return", "yield", "times"),
-        ("wall = now", "wall = now", "1 times"),
-        ("wall = now", "wall = (now", "would not be Python"),
-    ],
+    [("no such text", "other", "0 times"), ("wall = now", "wall = (now", "would not be Python")],
 )
 def test_a_text_that_moved_is_an_error(old: str, new: str, problem: str) -> None:
-    moved = Defect(
-        name="moved",
-        area="",
-        what="",
-        edits=(Edit(path="nsa/step/clock.py", old=old, new=new),),
-        phases=(),
-    )
-    (found,) = broken_anchors(ROOT, [moved])
-    assert found.startswith("moved: nsa/step/clock.py")
-    assert problem in found
-
-
-def test_noticed_means_by_every_row_and_for_the_reason() -> None:
-    rows, named, good = judge(SOME, record(NOTICED))
-    assert good
-    assert [row["id"] for row in rows] == ["baseline.accounts", "baseline.oracle"]
-    assert named == list(SOME.says)
+    edits = (Edit(path="nsa/step/clock.py", old=old, new=new),)
+    (found,) = broken_anchors(ROOT, [replace(SOME, edits=edits)])
+    assert found.startswith("some: nsa/step/clock.py") and problem in found
 
 
 @pytest.mark.parametrize(
@@ -120,8 +84,12 @@ def test_noticed_means_by_every_row_and_for_the_reason() -> None:
         {"baseline.completed": ("FAIL", "crashed: sums to 0, is off")},
     ],
 )
-def test_it_is_not_noticed_by_luck(rows: dict[str, tuple[str, str]]) -> None:
+def test_it_is_noticed_by_every_row_for_its_reason_and_not_by_luck(
+    rows: dict[str, tuple[str, str]],
+) -> None:
+    assert judge(SOME, record(NOTICED))[1:] == (list(SOME.says), True)
     assert not judge(SOME, record(rows))[2]
+    assert not judge(SOME, record(NOTICED, required=False))[2]
 
 
 @pytest.mark.parametrize(("remedy", "good"), [("clear the .*", True), ("other", False), ("", True)])
@@ -129,10 +97,6 @@ def test_a_remedy_that_is_named_has_to_be_given(remedy: str, good: bool) -> None
     found = record(NOTICED)
     found["phases"][0]["checks"][0]["remedy"] = "clear the gradients"
     assert judge(replace(SOME, remedy=remedy), found)[2] is good
-
-
-def test_a_row_that_is_not_required_notices_nothing() -> None:
-    assert not judge(SOME, record(NOTICED, required=False))[2]
 
 
 def test_the_unchanged_copy_has_to_pass() -> None:
@@ -187,22 +151,17 @@ def _ran(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any]) -> list[str]:
     return names
 
 
-def main(words: Sequence[str], folder: Path) -> int:
-    return planted.main([*words, "--results", str(folder)])
-
-
 def test_the_exit_code_says_whether_all_were_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     moved = record({"baseline.gradients": ("FAIL", "12 groups did not move")})
     asked = _ran(monkeypatch, moved)
+    words = ["--only", "lr-0", "--results"]
     for _ in range(2):  # the second time from what was kept
-        assert main(["--only", "lr-0"], tmp_path / "a") == 0
-        shown = [row.split(" | ")[2:] for row in capsys.readouterr().out.splitlines()]
-        assert shown == [["nothing", "healthy |"], ["`baseline.gradients`", "yes |"]]
+        assert planted.main([*words, str(tmp_path / "a")]) == 0
     assert asked == [HEALTHY, "lr-0"]
     _ran(monkeypatch, record({"baseline.gradients": ("PASS", "")}, verdict="GO"))
-    assert main(["--only", "lr-0"], tmp_path / "b") == 1
+    assert planted.main([*words, str(tmp_path / "b")]) == 1
     assert f"| lr-0 | {BY_NAME['lr-0'].what} | nothing | NO |" in capsys.readouterr().out
 
 

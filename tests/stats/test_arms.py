@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy import stats
 
 from benchmarks.decisions.noise import rates
@@ -19,12 +17,10 @@ from runbook.stats.arms import (
     best_arm_sequential,
     complete_rounds,
     judge_rounds,
-    judge_rounds_so_far,
+    non_inferiority,
     rounds_of,
 )
-from runbook.stats.decision import Decided, Decision, FloatArray, pace_of
-from runbook.stats.pairs import non_inferiority
-from runbook.stats.plans import BUCKET_PLAN, FUSED_PLAN, InterimPlan
+from runbook.stats.decision import FUSED_PLAN, Decided, Decision, FloatArray
 
 
 def table_of(values: npt.NDArray[np.float64], arms: Sequence[str] | None = None) -> pd.DataFrame:
@@ -61,16 +57,6 @@ def test_the_decision_turns_exactly_at_the_two_sided_critical_value() -> None:
 # Interim analyses
 
 
-@pytest.mark.parametrize("power", [0.5, 1.0, 3.0])
-def test_every_way_through_a_plan_spends_its_error(power: float) -> None:
-    plan = InterimPlan(analyses=(3, 5, 11), error=0.02, power=power)
-    seen = dict(zip(plan.analyses, plan.spends(), strict=True))
-    assert sum(seen.values()) == pytest.approx(0.02) and min(seen.values()) > 0
-    for stop in range(3, plan.max_rounds + 1):
-        spent = sum(share for count, share in seen.items() if count < stop)
-        assert spent + plan.unspent(stop) <= plan.error + 1e-15
-
-
 def test_it_stops_at_the_first_look_that_decides_and_stays_there() -> None:
     table = noisy_rounds((100.0, 120.0), 24, 0.01)
     early = best_arm_sequential(table[table["block"] < 4])
@@ -83,7 +69,7 @@ def test_between_analyses_it_says_go_on_until_time_is_up() -> None:
     table = noisy_rounds((100.0, 102.0), 5, 0.03)
     waits, ended = (best_arm_sequential(table, final=final) for final in (False, True))
     assert (waits.outcome, waits.go_on, waits.estimate) == (Decided.INCONCLUSIVE, True, None)
-    assert waits.details["next_analysis"] == 6
+    assert "the next interim analysis is after 6" in waits.reason
     assert (ended.outcome, ended.n, ended.go_on) == (Decided.TIE, 5, False)
     assert ended.error_rate == 0.01
 
@@ -93,20 +79,6 @@ def test_equal_arms_end_early_as_a_tie_if_the_margin_is_wide_enough(sd: float, e
     """Noise of 10 % cannot exclude a lead of 2 %."""
     decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, sd))
     assert (decision.outcome, decision.n < 24) == (Decided.TIE, early)
-
-
-@settings(max_examples=50)
-@given(st.integers(1, 26), st.integers(0, 1000))
-def test_the_table_and_the_array_give_one_answer(rounds: int, seed: int) -> None:
-    """The benchmark judges arrays; what it finds must hold for the public function."""
-    rng = np.random.default_rng(seed)
-    values = 100 * np.exp(rng.normal(0, 0.02, (rounds, 3)))
-    names = ["25", "50", "100"]
-    table = table_of(values, names)
-    assert rounds_of(table)[0] == names
-    for final in (False, True):
-        array = judge_rounds_so_far(names, values, plan=BUCKET_PLAN, final=final)
-        assert best_arm_sequential(table, final=final) == array
 
 
 @pytest.mark.parametrize(
@@ -122,15 +94,6 @@ def test_the_table_and_the_array_give_one_answer(rounds: int, seed: int) -> None
 def test_what_cannot_be_compared_is_refused(table: pd.DataFrame, lack: int) -> None:
     with pytest.raises(UsageError, match=rf"at least two are needed, .*; {lack} lack"):
         best_arm(table)
-
-
-def test_rounds_are_ordered_by_number_not_by_row() -> None:
-    """An interim analysis at 4 rounds must take rounds 0-3, however the file is sorted."""
-    values = np.vstack([np.tile([100.0, 150.0], (4, 1)), np.tile([150.0, 100.0], (20, 1))])
-    values *= np.exp(np.random.default_rng(0).normal(0, 0.01, values.shape))
-    table = table_of(values).iloc[::-1]
-    decision = best_arm_sequential(table)
-    assert (decision.winner, decision.n) == ("arm1", 4)
 
 
 # Arms in rounds: the table that is read, and each part of the answer from its definition.
@@ -166,39 +129,25 @@ def test_the_leader_is_the_arm_with_the_largest_mean_and_its_rival_the_closest_o
     bounds = [stats.t.interval(1 - error, 5, loc=g.mean(), scale=stats.sem(g)) for g in gaps.T]
     rival = int(np.argmin([low for low, _ in bounds]))
     assert (decision.outcome, decision.winner, decision.n) == (Decided.TIE, None, 6)
-    assert decision.details["leader"] == "b"
-    assert decision.details["rival"] == ("a", "c")[rival]
-    assert decision.details["standard_error"] == pytest.approx(stats.sem(gaps[:, rival]))
+    assert f"b against {'ac'[rival]}: " in decision.reason
     assert decision.estimate == pytest.approx(math.exp(gaps[:, rival].mean()))
     assert decision.interval == pytest.approx(tuple(map(math.exp, bounds[rival])))
-    typical = dict(zip("abc", stats.gmean(VALUES, axis=0), strict=True))
-    assert decision.details["typical"] == pytest.approx(typical)
-    ratio, (low, high) = math.exp(gaps[:, rival].mean()), map(math.exp, bounds[rival])
-    gap = f"{ratio - 1:+.1%} ({low - 1:+.1%} to {high - 1:+.1%})"
-    assert decision.reason == (
-        "no arm is shown to beat every other one;"
-        f" b against {decision.details['rival']}: {gap}; keep the configured value"
-    )
 
 
 @pytest.mark.parametrize(("share", "futile"), [(0.99, False), (1.01, True)])
-def test_it_is_futile_once_no_arm_can_lead_by_the_effect(share: float, futile: bool) -> None:
+def test_it_is_futile_once_no_arm_can_lead_by_two_percent(share: float, futile: bool) -> None:
     """Both bounds at one-sided 95 %: two arms that are equal but for their noise."""
-    spread = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
-    reach = stats.t.ppf(0.95, 5) * stats.sem(spread)
+    spread = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
+    spread *= math.log1p(0.02) / (share * stats.t.ppf(0.95, 5) * stats.sem(spread))
     values = np.stack([100 * np.exp(spread), np.full(6, 100.0)], axis=1)
-    decision = judge_rounds(("a", "b"), values, error=0.01, min_effect=math.expm1(share * reach))
-    assert decision.details["futile"] is futile
-    assert ("no arm leads all others by" in decision.reason) is futile
+    assert judge_rounds(("a", "b"), values, error=0.01).details["futile"] is futile
 
 
 def test_three_rounds_are_enough_and_two_are_not() -> None:
     values = np.array([[1.0, 2.0], [1.0, 2.001], [1.0, 1.999]])
     assert judge_rounds(("a", "b"), values, error=0.01).winner == "b"
     few = judge_rounds(("a", "b"), values[:2], error=0.01)
-    assert few.reason == "2 complete round(s); at least 3 are needed"
     assert (few.outcome, few.n, few.details["futile"]) == (Decided.INCONCLUSIVE, 2, False)
-    assert "a beats every other arm" in judge_rounds(("b", "a"), values, error=0.01).reason
 
 
 # A machine that changes its pace under the arms decides nothing.
@@ -212,37 +161,11 @@ def quiet(seed: int = 0, sd: float = 0.02) -> FloatArray:
     return np.exp(noise)
 
 
-def busy_at_times(seed: int = 0) -> FloatArray:
-    """The same while something else takes 40 % more in whole rounds, by a coin."""
-    busy = np.random.default_rng(seed + 1).random((ROUNDS, 1, 1)) < 0.5
-    return quiet(seed) * np.where(busy, 1.4, 1.0)
-
-
 def beside_the_variant(seed: int = 0) -> FloatArray:
     """By bad luck it is there in the turns of the second arm."""
     times = quiet(seed)
     times[::2, 1] *= 1.4
     return times
-
-
-def test_a_quiet_machine_has_one_pace() -> None:
-    for sd in (0.002, 0.02, 0.06):
-        assert not any(pace_of(quiet(seed, sd)).changed for seed in range(100))
-
-
-@pytest.mark.parametrize("made", [busy_at_times, beside_the_variant])
-def test_a_neighbor_that_comes_and_goes_is_seen(made: Callable[[int], FloatArray]) -> None:
-    assert all(pace_of(made(seed)).changed for seed in range(100))
-
-
-def test_what_is_no_neighbor_is_not_taken_for_one() -> None:
-    drift = quiet() * np.linspace(0.98, 1.02, ROUNDS)[:, None, None]
-    slower = quiet() * np.array([1.0, 1.3])[None, :, None]
-    warming = quiet() * (1 + 0.3 * np.exp(-np.arange(STEPS) / 3.0))
-    stalls = quiet()
-    stalls[::3, 1, 7] *= 9.0
-    for times in (drift, slower, warming, stalls):
-        assert not pace_of(times).changed
 
 
 def test_a_difference_beside_a_neighbor_is_not_believed() -> None:
@@ -257,18 +180,3 @@ def test_a_difference_beside_a_neighbor_is_not_believed() -> None:
     assert best_arm_sequential(table, final=True).outcome is Decided.WINNER
     arm = best_arm_sequential(table, final=True, steps=times)
     assert (arm.outcome, arm.winner) == (Decided.INCONCLUSIVE, None)
-
-
-def test_equal_arms_beside_a_neighbor_stay_a_tie() -> None:
-    times = busy_at_times()
-    table = table_of(rates(times)[:24])
-    assert best_arm_sequential(table, final=True, steps=times).outcome is Decided.TIE
-
-
-def test_on_a_quiet_machine_the_steps_change_nothing() -> None:
-    for slower in (1.0, 1.1):
-        times = quiet() * np.array([1.0, slower])[None, :, None]
-        first, second = rates(times).T
-        plain = non_inferiority(first, second, plan=FUSED_PLAN)
-        assert plain.outcome is not Decided.INCONCLUSIVE
-        assert non_inferiority(first, second, plan=FUSED_PLAN, steps=times) == plain

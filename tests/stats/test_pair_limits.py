@@ -13,11 +13,24 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Decided, Decision, positive
+from runbook.stats.arms import non_inferiority, regression
+from runbook.stats.decision import (
+    FUSED_PLAN,
+    SCALING_PLAN,
+    Decided,
+    Decision,
+    InterimPlan,
+    positive,
+)
 from runbook.stats.launches import meets_target, scaling
-from runbook.stats.pairs import non_inferiority, regression, t_quantile, t_upper_tail
-from runbook.stats.plans import FUSED_LAUNCHES_PLAN, FUSED_PLAN, SCALING_PLAN, InterimPlan
 
+
+def once(error: float, n: int = 8) -> InterimPlan:
+    """One analysis of so many rounds."""
+    return InterimPlan(analyses=(n,), error=error)
+
+
+ONCE = once(0.05)
 SPREAD = np.array([-1.0, 1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0]) * 0.01
 BASE = np.full(8, 100.0)
 
@@ -31,26 +44,22 @@ def reach(error: float, n: int = 8) -> float:
     return float(stats.t.ppf(1 - error, n - 1) * stats.sem(SPREAD[:n]))
 
 
-@pytest.mark.parametrize("n", [1, 2])
-def test_three_pairs_are_needed(n: int) -> None:
-    few = [100.0] * n
-    for decision in (non_inferiority(few, few), regression(few, few)):
-        assert decision.reason == f"{n} round(s); at least 3 are needed"
-        assert (decision.outcome, decision.n) == (Decided.INCONCLUSIVE, n)
-        assert (decision.estimate, decision.interval) == (None, None)
+def test_three_pairs_are_needed() -> None:
+    few = [100.0] * 2
+    for decision in (non_inferiority(few, few, plan=ONCE), regression(few, few)):
+        assert decision.reason == "2 round(s); at least 3 are needed"
+        assert (decision.outcome, decision.n) == (Decided.INCONCLUSIVE, 2)
     assert regression(few, few).go_on
     three = [100.0, 100.1, 99.9]
-    assert non_inferiority(three, three).outcome is Decided.KEEP
+    assert non_inferiority(three, three, plan=once(0.05, 3)).outcome is Decided.KEEP
 
 
 def test_the_numbers_of_an_answer_are_those_of_a_paired_t_test() -> None:
     ratio, half = 0.01, reach(0.01)
     low, high = math.exp(ratio - half), math.exp(ratio + half)
-    decision = non_inferiority(BASE, shifted(ratio), error=0.01)
+    decision = non_inferiority(BASE, shifted(ratio), plan=once(0.01))
     assert decision.estimate == pytest.approx(math.exp(ratio))
     assert decision.interval == pytest.approx((low, high))
-    bounds = f"({low - 1:+.1%} to {high - 1:+.1%}, 8 rounds)"
-    assert decision.reason == f"variant {math.expm1(ratio):+.1%} {bounds}: at most 2.0% slower"
     assert (decision.error_rate, decision.n, decision.unit) == (0.01, 8, "ratio")
 
 
@@ -62,24 +71,8 @@ def test_a_loss_of_two_and_a_half_margins_is_excluded_at_a_thousandth(
     scale = 10.0
     ratio = math.log(0.9) + scale * reach(0.001) + shift
     assert ratio - scale * reach(0.05) > math.log(0.96)
-    decision = non_inferiority(BASE, shifted(ratio, scale=scale), margin=0.04)
+    decision = non_inferiority(BASE, shifted(ratio, scale=scale), plan=ONCE, margin=0.04)
     assert decision.outcome is Decided[outcome]
-    assert ("a loss of 10.0% is not excluded" in decision.reason) is (outcome != "KEEP")
-
-
-def test_what_is_neither_kept_nor_dropped_says_so() -> None:
-    assert (
-        "cannot tell whether more than 2.0% slower"
-        in non_inferiority(BASE, shifted(math.log(0.98))).reason
-    )
-    assert "more than 2.0% slower" in non_inferiority(BASE, 0.9 * BASE).reason
-
-
-def test_a_plan_of_launches_may_keep_at_its_only_analysis() -> None:
-    n = FUSED_LAUNCHES_PLAN.max_rounds
-    kept = non_inferiority(BASE[:n], shifted(0.0, n, 0.1), plan=FUSED_LAUNCHES_PLAN)
-    assert (kept.outcome, kept.error_rate) == (Decided.KEEP, 0.05)
-    assert kept.interval[0] == pytest.approx(math.exp(-0.1 * reach(0.05, n)))
 
 
 def test_all_of_the_error_is_kept_for_keeping_at_the_end() -> None:
@@ -108,9 +101,6 @@ def test_a_loss_is_suspected_once_its_upper_70_percent_bound_is_below_one(
     edge = -SPREAD[:3].mean() - reach(0.3, 3)
     decision = regression(BASE[:3], shifted(edge + shift, 3))
     assert decision.go_on is go_on
-    assert decision.reason.endswith(
-        "a loss is suspected; run 15 more round(s)" if go_on else "no loss suspected"
-    )
     assert decision.interval == pytest.approx(
         tuple(math.exp(-reach(0.3, 3) + shift + side * reach(0.005, 3)) for side in (-1, 1))
     )
@@ -121,7 +111,6 @@ def test_a_suspected_loss_waits_for_all_rounds() -> None:
     base = np.full(21, 100.0)
     waiting = regression(base[:17], head[:17])
     assert (waiting.go_on, waiting.n) == (True, 17)
-    assert "run 1 more round(s)" in waiting.reason
     late = regression(base, head)
     assert (late.outcome, late.n, late.go_on) == (Decided.FAIL, 18, False)
 
@@ -143,7 +132,6 @@ def test_one_or_two_launches_have_to_be_fifteen_percent_away(
 ) -> None:
     decision = meets_target(values, 100.0)
     assert (decision.outcome, decision.interval) == (Decided[outcome], None)
-    assert "3 launches are needed near the target" in decision.reason
     assert decision.estimate == pytest.approx(stats.gmean(values))
 
 
@@ -152,24 +140,17 @@ def test_a_target_is_reached_by_the_lower_bound(target: float, outcome: str) -> 
     decision = meets_target(shifted(reach(0.05)), 100 * target)
     assert decision.outcome is Decided[outcome]
     assert decision.interval == pytest.approx((100.0, 100.0 * math.exp(2 * reach(0.05))))
-    low, high = decision.interval or (math.nan, math.nan)
-    says = f"bounds {low:.4g} to {high:.4g} hold it; add launches"
-    assert (says in decision.reason) is (outcome == "INCONCLUSIVE")
-    assert (f"lower bound {low:.4g} reaches it" in decision.reason) is (outcome == "PASS")
-    assert meets_target([1.0] * 3, 1.0).outcome is Decided.PASS
 
 
 @pytest.mark.parametrize(("target", "outcome"), [(1 + 1e-6, "FAIL"), (1 - 1e-6, "INCONCLUSIVE")])
 def test_a_target_is_missed_by_the_upper_bound(target: float, outcome: str) -> None:
     assert meets_target(shifted(-reach(0.05)), 100 * target).outcome is Decided[outcome]
-    assert meets_target(BASE, 100.0).error_rate == 0.05
 
 
 @pytest.mark.parametrize(("value", "stale"), [(80.0, False), (80.1, True)])
 def test_a_target_is_stale_under_half_of_what_is_measured(value: float, stale: bool) -> None:
     decision = meets_target([value] * 3, 40.0)
-    assert decision.details == {"target": 40.0, "stale_target": stale}
-    assert ("STALE TARGET: 40 is 49.9% of what is measured" in decision.reason) is stale
+    assert ("STALE TARGET" in decision.reason) is stale
 
 
 # Scaling
@@ -201,13 +182,6 @@ def test_scaling_turns_at_its_bounds(side: int, shift: float, outcome: str) -> N
     half = scaling_reach(0.01)
     decision = efficiency(math.log(0.9) + side * half + shift)
     assert decision.outcome is Decided[outcome]
-    low, high = decision.interval or (math.nan, math.nan)
-    says = {
-        "PASS": f"lower bound {low:.3f} is above 0.9",
-        "FAIL": f"upper bound {high:.3f} is below 0.9",
-        "INCONCLUSIVE": f"bounds {low:.3f} to {high:.3f} hold the limit 0.9",
-    }
-    assert decision.reason == f"E = {decision.estimate:.3f} from 6 pair(s): {says[outcome]}"
     assert decision.interval == pytest.approx(
         tuple(0.9 * math.exp(side * half + shift + end * half) for end in (-1, 1))
     )
@@ -223,7 +197,6 @@ def test_scaling_needs_three_pairs(pairs: int, outcome: str) -> None:
     decision = efficiency(math.log(0.5), pairs)
     assert decision.outcome is Decided[outcome]
     assert (decision.interval is None) is (pairs < 3)
-    assert decision.reason.startswith(f"E = {decision.estimate:.3f} from {pairs} pair(s): ")
 
 
 def test_a_plan_of_scaling_that_ends_early_spends_what_is_left() -> None:
@@ -234,23 +207,13 @@ def test_a_plan_of_scaling_that_ends_early_spends_what_is_left() -> None:
 # Plans, and the numbers that enter
 
 
-@pytest.mark.parametrize("power", [10.0, 0.1])
-def test_the_power_of_a_plan(power: float) -> None:
-    assert InterimPlan(analyses=(3, 6), power=power).spends()[0] == pytest.approx(0.01 * 0.5**power)
-
-
 def test_what_is_unspent_is_the_share_of_the_analyses_still_to_come() -> None:
     plan = InterimPlan(analyses=(3, 4, 8), error=0.08)
     assert plan.spends() == pytest.approx((0.03, 0.01, 0.04))
+    assert replace(plan, power=10.0).spends()[0] == pytest.approx(0.08 * (3 / 8) ** 10)
     left = [plan.unspent(rounds) for rounds in (1, 3, 4, 5, 8, 9)]
     assert left == pytest.approx([0.08, 0.08, 0.05, 0.04, 0.04, 0.0])
     assert [plan.due(rounds) for rounds in (2, 3, 7, 8)] == [(), (3,), (3, 4), (3, 4, 8)]
-
-
-def test_student_s_t_is_that_of_scipy() -> None:
-    for freedom in (1, 4.5, 30):
-        assert t_quantile(0.01, freedom) == pytest.approx(stats.t.isf(0.01, freedom))
-        assert t_upper_tail(1.5, freedom) == pytest.approx(stats.t.sf(1.5, freedom))
 
 
 @pytest.mark.parametrize(("side", "decided"), [(1, Decided.KEEP), (-1, Decided.DROP)])
@@ -259,39 +222,7 @@ def test_keep_turns_at_the_lower_bound_and_drop_at_the_upper_one(
 ) -> None:
     for shift, outcome in ((1e-4, decided), (-1e-4, Decided.INCONCLUSIVE)):
         variant = 100 * np.exp(SPREAD + math.log(0.98) + side * (reach(0.05) + shift))
-        assert non_inferiority(BASE, variant).outcome is outcome
-
-
-def test_the_plan_of_the_optimizer_test_stops_early_and_repeats() -> None:
-    rng = np.random.default_rng(0)
-    base = 100 * np.exp(rng.normal(0, 0.005, 24))
-    slow = 0.9 * base * np.exp(rng.normal(0, 0.005, 24))
-    short = non_inferiority(base[:8], slow[:8], plan=FUSED_PLAN, final=False)
-    assert (short.outcome, short.n) == (Decided.DROP, 8)
-    assert non_inferiority(base, slow, plan=FUSED_PLAN) == short
-    waiting = non_inferiority(base[:5], slow[:5], plan=FUSED_PLAN, final=False)
-    assert (waiting.outcome, waiting.go_on) == (Decided.INCONCLUSIVE, True)
-
-
-def test_a_suspicion_that_does_not_hold_passes() -> None:
-    head = np.concatenate([[97.0, 97.5, 96.5], np.tile([101.0, 99.0, 100.5], 5)])
-    assert regression(np.full(18, 100.0), head).outcome is Decided.PASS
-
-
-def test_the_scaling_bound_is_never_narrower_than_the_ratio_alone_asks_for() -> None:
-    """With independent launches ratio and product vary alike; a shared state adds to the product
-    only. Expected squared width, relative to the known spread of the ratio, is at least 1."""
-    rng = np.random.default_rng(0)
-    for shared in (0.0, 0.5, 0.9):
-        common = rng.normal(0, 0.02 * shared**0.5, (2000, 5, 1))
-        logs = common + rng.normal(0, 0.02 * (1 - shared) ** 0.5, (2000, 5, 2))
-        widths = []
-        for pair in 100 * np.exp(logs):
-            low, high = scaling(pair[:, 0], 2 * pair[:, 1], 2).interval or (math.nan, math.nan)
-            widths.append(math.log(high / low) / 2)
-        freedom = 4 / ((2 / 3) ** 2 + (1 / 3) ** 2)
-        known = 0.02 * math.sqrt(2 * (1 - shared) / 5) * stats.t.ppf(0.99, freedom)
-        assert np.mean(np.square(widths)) / known**2 > 0.95, shared
+        assert non_inferiority(BASE, variant, plan=ONCE).outcome is outcome
 
 
 GOOD = [1.0, 2.0, 3.0]
@@ -300,10 +231,11 @@ NOT_COUNTED = r"x: 4 of 5 value\(s\) are not finite and above 0; needed: at leas
 
 @pytest.mark.parametrize(("call", "says"), [
     *((call, r"1 of \d value") for bad in (math.nan, math.inf, 0.0, -1.0) for call in (
-        partial(non_inferiority, GOOD, [1.0, bad, 3.0]), partial(regression, [1.0, bad, 3.0], GOOD),
+        partial(non_inferiority, GOOD, [1.0, bad, 3.0], plan=ONCE),
+        partial(regression, [1.0, bad, 3.0], GOOD),
         partial(meets_target, [1.0, bad, 3.0], 1.0), partial(meets_target, GOOD, bad),
         partial(scaling, GOOD, [1.0, bad, 3.0], 2))),
-    (partial(non_inferiority, [1.0, 2.0], [1.0]), "paired by round"),
+    (partial(non_inferiority, [1.0, 2.0], [1.0], plan=ONCE), "paired by round"),
     (partial(meets_target, [], 1.0), "at least 1 value"),
     (partial(scaling, [1.0], [1.0], 1), "at least 2 devices"),
     (partial(scaling, [1.0], [1.0, 2.0], 2), r"t1 has 1 value\(s\) and tN 2: they are paired"),
@@ -315,7 +247,3 @@ NOT_COUNTED = r"x: 4 of 5 value\(s\) are not finite and above 0; needed: at leas
 def test_values_that_are_no_throughput_are_counted(call: Callable[[], Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         call()
-
-
-def test_what_is_positive_is_an_array() -> None:
-    assert positive("x", iter([1, 2]), unit="s").tolist() == [1.0, 2.0]

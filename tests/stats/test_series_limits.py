@@ -10,12 +10,12 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats.decision import Decided, Decision, FloatArray, Pace, pace_of, unless_disturbed
-from runbook.stats.memory import memory_plateau
-from runbook.stats.steady import stall_period, stall_share, steady
+from runbook.stats import series
+from runbook.stats.decision import Decided, Decision, FloatArray, pace_of, unless_disturbed
+from runbook.stats.series import memory_plateau, outside_plateau, stall_period, stall_share, steady
 
 
-def run_of(levels: FloatArray, size: int = 10) -> FloatArray:
+def run_of(levels: FloatArray, size: int = 50) -> FloatArray:
     """A slow first step, then batches of steps that take so long each (log seconds)."""
     return np.concatenate([[9.0], np.repeat(np.exp(levels), size)])
 
@@ -27,19 +27,9 @@ def run_of(levels: FloatArray, size: int = 10) -> FloatArray:
 def test_a_run_is_cut_into_batches(kept: int, batches: int, size: int) -> None:
     decision = steady(np.concatenate([[9.0], np.ones(kept)]))
     assert (decision.outcome, decision.n) == (Decided.PASS, batches)
-    assert decision.details["warmup_steps"] == 1
-    assert decision.details["batch_steps"] == size
-    assert decision.reason == (
-        "step time +0.0% (+0.0% to +0.0%), inside +-3%; stall 0.0%"
-        f" ({batches} batches of {size} steps)"
-    )
-
-
-def test_seventy_nine_steps_are_too_few() -> None:
-    decision = steady(np.concatenate([[9.0], np.ones(79)]))
-    assert (decision.outcome, decision.n) == (Decided.INCONCLUSIVE, 7)
-    assert decision.reason == "79 steps after warm-up; at least 80 are needed"
-    assert decision.details["stall"] == 0.0
+    assert f"({batches} batches of {size} steps)" in decision.reason
+    few = steady(np.concatenate([[9.0], np.ones(79)]))
+    assert (few.outcome, few.n) == (Decided.INCONCLUSIVE, 7)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +42,7 @@ def test_the_trend_and_the_shift_by_hand(memory: float, wave: float, dependence:
     for at in range(1, count):
         levels[at] += memory * levels[at - 1] + noise[at]
     levels += 0.02 * (np.arange(count) > 17)
-    decision = steady(run_of(levels), tolerance=0.9, batch=10)
+    decision = steady(run_of(levels), tolerance=0.9)
     fit = stats.linregress(np.arange(count), levels)
     rest = levels - fit.intercept - fit.slope * np.arange(count)
     lag = (rest[1:] @ rest[:-1]) / (rest @ rest)
@@ -70,22 +60,22 @@ def test_the_trend_and_the_shift_by_hand(memory: float, wave: float, dependence:
         p = 2 * stats.t.sf(abs(t) / math.sqrt(factor), count - 2) * (count - 5)
         found[split] = min(1.0, p), math.expm1(right.mean() - left.mean())
     best = min(found, key=lambda split: found[split][0])
-    assert decision.details["change_p"] == pytest.approx(found[best][0])
+    split, shift, p = series._change_point(levels, factor)
+    assert p == pytest.approx(found[best][0])
     if found[best][0] < 1:
-        assert decision.details["change_shift"] == pytest.approx(found[best][1])
-        assert decision.details["change_step"] == 1 + best * 10
+        assert (split, shift) == (best, pytest.approx(found[best][1]))
 
 
 def test_a_pause_is_two_steps_of_the_trend() -> None:
     """Its whole length is stall already. Steps of a quarter of a second, one of 10 s."""
-    times = np.concatenate([[9.0], np.full(240, 0.25)])
-    times[215] = 10.0
+    times = np.concatenate([[9.0], np.full(1200, 0.25)])
+    times[1075] = 10.0
     batches = np.zeros(24)
-    batches[21] = math.log(11 / 10)
+    batches[21] = math.log(51 / 50)
     fit = stats.linregress(np.arange(24), batches)
-    decision = steady(times, batch=10)
+    decision = steady(times)
     assert decision.estimate == pytest.approx(math.expm1(24 * fit.slope))
-    assert "stall 14.3% of the time, limit 1.0% (24 batches" in decision.reason
+    assert "stall 3.2% of the time, limit 1.0%" in decision.reason
 
 
 @pytest.mark.parametrize(("tolerance", "found"), [(0.0999, True), (0.1001, False)])
@@ -94,7 +84,6 @@ def test_a_shift_is_named_by_its_step(tolerance: float, found: bool) -> None:
     times = np.concatenate([[9.0], np.ones(7 + 5 * 12), np.full(36, 1.1)])
     decision = steady(times, tolerance=tolerance)
     assert ("shift of +10.0% at step 68 (p = " in decision.reason) is found
-    assert decision.details["change_step"] == 68
 
 
 @pytest.mark.parametrize(("tolerance", "outcome"), [(0.0201, "PASS"), (0.0199, "FAIL")])
@@ -105,16 +94,6 @@ def test_a_trend_without_noise_is_inside_or_outside(
     times = run_of(math.log1p(sign * 0.02) * np.arange(24) / 24, 50)
     decision = steady(times, tolerance=tolerance)
     assert decision.outcome is Decided[outcome]
-    assert ("beyond +-2%" in decision.reason) is (outcome == "FAIL")
-
-
-def test_an_interval_over_the_tolerance_cannot_tell() -> None:
-    noise = np.random.default_rng(0).normal(0, 0.04, 24)
-    decision = steady(run_of(noise, 50))
-    assert decision.outcome is Decided.INCONCLUSIVE
-    assert "cannot tell whether inside +-3%; a longer run would" in decision.reason
-    low, high = decision.interval or (0.0, 0.0)
-    assert low < -0.03 or high > 0.03
 
 
 def test_a_share_of_stalls_at_its_limit_is_within_it() -> None:
@@ -125,12 +104,10 @@ def test_a_share_of_stalls_at_its_limit_is_within_it() -> None:
     assert steady(times, stall_limit=share * 1.001).outcome is Decided.PASS
     decision = steady(times, stall_limit=share * 0.999)
     assert decision.outcome is Decided.FAIL
-    assert "stall 0.5% of the time, limit 0.5% (" in decision.reason
 
 
 @pytest.mark.parametrize(
-    ("slow", "lost"),
-    [(1.05, 0.0), (1.051, 0.051), (2.0, 1.0), (2.001, 2.001)],
+    ("slow", "lost"), [(1.05, 0.0), (1.051, 0.051), (2.0, 1.0), (2.001, 2.001)]
 )
 def test_what_a_slow_step_counts(slow: float, lost: float) -> None:
     """Beyond 5 % what it lost, beyond twice the median all of it."""
@@ -166,6 +143,8 @@ def test_slow_steps_that_come_by_the_clock(at: list[int], period: int | None) ->
     times = np.ones(400)
     times[at] = 1.5
     assert stall_period(times) == period
+    often = f"a slow step every {period} steps" in steady(times, stall_limit=1e-3).reason
+    assert often is (period is not None)
 
 
 # memory
@@ -191,21 +170,13 @@ def test_the_projection_by_hand() -> None:
     now = np.median(mib[-20:])
     assert decision.estimate == pytest.approx(now + 600 * np.median(slopes))
     assert decision.interval == pytest.approx((now + 600 * low, now + 600 * high))
-    assert decision.details["high_water_first_half_mib"] == mib[:200].max()
-    assert decision.details["high_water_last_half_mib"] == mib[200:].max()
-    assert decision.details["slack_mib"] == 64.0
     past = plateau(mib, 10)  # already over: what is used now is what it will be
     assert past.estimate == pytest.approx(now)
 
 
 @pytest.mark.parametrize(
     ("base", "growth", "outcome"),
-    [
-        (8_000.0, 64.0, "PASS"),
-        (8_000.0, 64.5, "FAIL"),
-        (50_000.0, 100.0, "PASS"),
-        (50_000.0, 100.5, "FAIL"),
-    ],
+    [(8e3, 64.0, "PASS"), (8e3, 64.5, "FAIL"), (5e4, 100.0, "PASS"), (5e4, 100.5, "FAIL")],
 )
 def test_a_new_mark_may_be_64_mib_or_two_per_mille_higher(
     base: float, growth: float, outcome: str
@@ -222,7 +193,6 @@ def test_a_spike_hides_no_growth_that_lasts_for_a_twentieth(rows: int, outcome: 
     mib[300 : 300 + rows] += 100.0
     decision = plateau(mib)
     assert decision.outcome is Decided[outcome]
-    assert ("in the last half: +100 MiB, allowed 64" in decision.reason) is (outcome == "FAIL")
 
 
 def test_forty_rows_are_enough() -> None:
@@ -240,7 +210,6 @@ def test_a_limit_holds_for_what_was_used_and_for_what_will_be() -> None:
     assert plateau(growing, 1_000, end * (1 + 1e-9)).outcome is Decided.PASS
     late = plateau(growing, 1_000, end * (1 - 1e-9))
     assert late.outcome is Decided.FAIL
-    assert "reaches 8099 MiB or more by step 1000, limit 8099" in late.reason
 
 
 @pytest.mark.parametrize(
@@ -281,8 +250,6 @@ def test_steps_without_noise_may_be_five_percent_apart() -> None:
         times[::2] *= apart
         pace = pace_of(times)
         assert (pace.allowed, pace.changed) == (0.05, changed)
-    assert str(Pace(spread=0.4, allowed=0.05)) == "paces 40% apart, 5% allowed"
-    assert not Pace(spread=0.05, allowed=0.05).changed
     wild = np.exp(np.random.default_rng(0).normal(0, 20.0, (4, 2, 6)))
     assert pace_of(wild).allowed == pytest.approx(math.expm1(10.0))
     assert not pace_of(np.ones((3, 2, 1))).changed
@@ -300,3 +267,81 @@ def test_only_an_answer_about_the_arms_rests_on_the_pace(outcome: Decided) -> No
     assert unless_disturbed(said, None) == said
     early = replace(said, n=5)  # from the rounds before the machine changed
     assert unless_disturbed(early, times) == early
+
+
+# Memory read from outside: healthy processes whose allocator fills its free list, and leaks.
+
+# Two ranks of a plain DistributedDataParallel script on CPUs, MiB together, as measured. The bytes
+# in use kept level, and malloc_trim(0) gave all of the rise back.
+SHORT = """
+5 891 15 896 25 896 35 897 45 898 55 900 65 900 75 903 85 902 95 906 105 905 115 904 125 906 135 905
+145 906 155 909 165 909 175 908 185 910 195 910 205 912 215 912 225 917 235 919 245 919 275 924
+300 929 325 931 350 935 375 936 395 942 415 947 435 954 455 959 475 965 490 963 505 971 520 975
+535 979 550 982 570 986 585 993 600 994 615 992
+"""
+LONGER = """
+5 894 30 893 55 894 80 894 105 895 130 898 155 899 180 898 225 902 275 908 320 910 365 911 415 920
+455 927 495 931 535 938 575 959 625 969 675 988 725 1014 770 1021 815 1038 865 1063 910 1082
+955 1099 1005 1118 1050 1125 1090 1132 1140 1143 1185 1149 1235 1159 1280 1170 1320 1174 1370 1185
+1425 1192 1475 1198 1520 1212 1565 1214 1610 1223 1655 1229 1700 1234 1745 1243 1795 1246 1845 1248
+1890 1248 1940 1249 1990 1249
+"""
+LEVEL_AT_LAST = """
+5 895 70 898 135 897 200 900 265 903 330 895 395 904 510 899 665 914 830 930 995 939 1165 943
+1360 951 1545 964 1695 964 1825 964 1960 965 2100 965 2225 965 2335 968 2500 968 2645 966 2780 996
+2935 1059 3075 1104 3225 1154 3345 1211 3460 1256 3580 1298 3710 1364 3860 1385 4015 1385 4150 1385
+4270 1385 4400 1385 4535 1385 4645 1385 4755 1385 4900 1372 5035 1372 5155 1372 5290 1372 5420 1372
+5545 1372 5675 1372 5820 1372 5945 1358
+"""
+# With glibc's threshold at 64 KiB: what each of two ranks keeps of every step, 64 KiB.
+KEPT = " ".join(f"{step} {round(634.5 + 0.137 * step)}" for step in range(10, 800, 10))
+
+
+def of(measured: str) -> tuple[np.ndarray, np.ndarray]:
+    both = np.array(measured.split(), dtype=float).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def judged(measured: str, limit: float = 16_384.0) -> Decision:
+    return outside_plateau(*of(measured), 50_000, limit)
+
+
+@pytest.mark.parametrize(
+    ("measured", "outcome"),
+    [(SHORT, "INCONCLUSIVE"), (LONGER, "INCONCLUSIVE"), (LEVEL_AT_LAST, "PASS"),
+     (KEPT, "INCONCLUSIVE")],
+)  # fmt: skip
+def test_what_may_be_an_allocator_is_no_leak_and_what_became_level_is_none(
+    measured: str, outcome: str
+) -> None:
+    assert memory_plateau(*of(measured), 50_000, 16_384).outcome is Decided.FAIL
+    found = judged(measured)
+    assert found.outcome is Decided[outcome], found.reason
+    words = "level in the last quarter" if outcome == "PASS" else "a leak looks so, and an alloc"
+    assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("per_step", "outcome"), [(1.0, "INCONCLUSIVE"), (1.6, "FAIL"), (8.0, "FAIL")]
+)
+def test_what_doubled_and_goes_on_is_a_leak(per_step: float, outcome: str) -> None:
+    """900 MiB at first: 1.0 MiB a step leads to 1.7 times that, 1.6 MiB to more than twice."""
+    steps = np.arange(1.0, 628.0)
+    found = outside_plateau(steps, 900 + per_step * steps, 50_000, 1e9)
+    assert found.outcome is Decided[outcome], found.reason
+    # One that slows down, or ended, has not been shown to go on.
+    slower = 900 + 16 * per_step * np.sqrt(steps * 6)
+    assert slower[-1] > 1_800
+    assert outside_plateau(steps, slower, 50_000, 1e9).outcome is not Decided.PASS
+    ended = 900 + per_step * np.minimum(steps * 3, 900)
+    assert outside_plateau(steps, ended, 50_000, 1e9).outcome is Decided.PASS
+
+
+def test_a_limit_that_is_passed_is_passed() -> None:
+    assert "were already used" in judged(SHORT, limit=990).reason
+    assert judged(SHORT, limit=990).outcome is Decided.FAIL
+    # Level at last, and yet it may come to the limit.
+    steps = np.arange(1.0, 1001.0)
+    level = 900 + 0.5 * np.clip(steps - 300, 0, 400)
+    assert outside_plateau(steps, level, 50_000, 30_000).outcome is Decided.PASS
+    assert outside_plateau(steps, level, 50_000, 2_000).outcome is Decided.INCONCLUSIVE

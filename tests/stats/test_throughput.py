@@ -11,20 +11,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import runbook
 from runbook.errors import UsageError
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.records import Outcome
 from runbook.records.evidence import TrainingLog
-from runbook.stats.arms import complete_rounds
-from runbook.stats.decision import Decided
+from runbook.stats.arms import complete_rounds, non_inferiority
+from runbook.stats.decision import FUSED_PLAN, Decided
 from runbook.stats.launches import scaling
-from runbook.stats.memory import memory_plateau
-from runbook.stats.pairs import non_inferiority
-from runbook.stats.steady import stall_share, steady
+from runbook.stats.series import memory_plateau, steady
 from runbook.stats.throughput import (
     StatisticsError,
     WindowTooShort,
@@ -38,8 +33,7 @@ from runbook.stats.throughput import (
     typical,
     warmup_cut,
 )
-from runbook.tools.inspect.folder import inspect_path
-from tests.factory.files import HEADER, legacy, row
+from tests.factory.files import HEADER, row
 
 
 def log_of(folder: Path, *lines: str) -> TrainingLog:
@@ -59,26 +53,9 @@ def test_warm_up_rows_do_not_count(tmp_path: Path) -> None:
         last_window(log_of(tmp_path, *lines[:-1]))
 
 
-def test_a_row_per_20_steps_has_no_50_step_window(tmp_path: Path) -> None:
-    """The documented recipe gave 11 rows of a 200-step run, warm-up included, as its last 50."""
-    path = tmp_path / "training.csv"
-    path.write_text(legacy(80))
-    log = read_training_csv(path, relative_to=tmp_path)
-    with pytest.raises(WindowTooShort) as caught:
-        last_window(log)
-    assert caught.value.available == 3
-    with pytest.raises(StatisticsError, match="dt_s"):
-        typical(log)
-
-
 def test_a_block_that_was_cut_short_is_no_sample(tmp_path: Path) -> None:
     lines = steps(*[0.1] * 4, arm="a") + steps(*[0.1] * 3, first=5, arm="b")
     assert block_throughputs(log_of(tmp_path, *lines))["arm"].tolist() == ["a"]
-
-
-def test_warm_up_only_is_an_error_that_says_so(tmp_path: Path) -> None:
-    with pytest.raises(WindowTooShort):
-        effective(log_of(tmp_path, *steps(*[1.0] * 3, warmup=1)))
 
 
 @pytest.mark.parametrize(
@@ -113,20 +90,13 @@ def test_warm_up_cut(times: list[float], cut: int) -> None:
     assert warmup_cut(0.25 * np.array(times)) == cut
 
 
-@given(st.lists(st.floats(1e-6, 1e3), max_size=60))
-def test_the_cut_leaves_at_least_three_quarters(times: list[float]) -> None:
-    assert 0 <= warmup_cut(np.array(times)) <= len(times) // 4
-
-
 def test_rates_and_steady_cut_the_same_warm_up(tmp_path: Path) -> None:
     """Forty slow steps of a hundred were 40 steps of warm-up to one rule and 25 to the other."""
     times = [0.3] * 40 + [0.1] * 60
     decision = steady(times)
-    assert decision.details["warmup_steps"] == 25
+    assert "75 steps after warm-up" in decision.reason
     window = effective(log_of(tmp_path, *steps(*times))).window
     assert window is not None and window.first_step == 26
-    (rows,) = inspect_path(tmp_path).directories
-    assert rows.training is not None and rows.training.segments[0].warmup_rows == 25
 
 
 # Which rows a statistic counts: the last window, warm-up, arms and blocks, at their limits.
@@ -144,21 +114,15 @@ def test_a_window_ends_with_the_last_row(tmp_path: Path, rows: int) -> None:
     rates = np.arange(rows - 49, rows + 1)
     assert (found.n, found.value) == (50, pytest.approx(rates.mean()))
     assert found.stdev == pytest.approx(rates.std())
-    assert (found.name, found.path, found.unit) == ("toks_per_s_last50", "training.csv", "tok/s")
     assert str(found.window) == f"steps {rows - 49}-{rows}"
 
 
-@pytest.mark.parametrize(
-    ("k", "rows", "available"), [(1, 49, 49), (2, 60, 25), (20, 60, 3), (50, 60, 1)]
-)
+@pytest.mark.parametrize(("k", "rows", "available"), [(1, 49, 49), (20, 60, 3)])
 def test_a_window_is_counted_in_steps(tmp_path: Path, k: int, rows: int, available: int) -> None:
+    """The documented recipe gave 11 rows of a 200-step run, warm-up included, as its last 50."""
     with pytest.raises(WindowTooShort) as caught:
         last_window(every(tmp_path, k, rows))
     assert caught.value.available == available
-    assert str(caught.value) == (
-        f"training.csv has {available} measured rows in the window, 50 are needed; "
-        "run more steps, or log every step"
-    )
 
 
 def test_the_cadence_of_a_log(tmp_path: Path) -> None:
@@ -188,21 +152,11 @@ def test_the_typical_pace_has_no_pauses(tmp_path: Path) -> None:
     assert effective(log).value == pytest.approx(512 * 8 / 10)
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0])
-def test_a_step_takes_time(tmp_path: Path, bad: float) -> None:
-    line = row(3).replace(",0.125,", f",{bad},")
-    with pytest.raises(StatisticsError, match=r"training\.csv has step times that are not above"):
-        effective(log_of(tmp_path, row(1), row(2), line, row(4)))
-
-
 def test_columns_that_are_missing_are_named(tmp_path: Path) -> None:
     log = log_of(tmp_path, row(1))
     log = replace(log, frame=log.frame.drop(columns=["arm", "block"]))
-    with pytest.raises(StatisticsError) as caught:
+    with pytest.raises(StatisticsError, match="no column arm;"):
         measured_rows(log, arm="a")
-    assert str(caught.value) == "training.csv has no column arm; only rates can be shown"
-    with pytest.raises(StatisticsError, match="no column arm, block;"):
-        block_throughputs(log)
 
 
 def test_the_step_times_of_whole_rounds(tmp_path: Path) -> None:
@@ -231,8 +185,7 @@ PAIR = ([1.0, 1.1, 1.2], [1.0, 1.1, 1.2])
 # The least value above which, and the greatest below which, each is allowed.
 RANGES: list[tuple[str, Callable[[float], Any], float, float]] = [
     ("limit", lambda x: scaling(*PAIR, 2, limit=x), 0.0, 1.05),
-    ("margin", lambda x: non_inferiority(*PAIR, margin=x), 0.0, 0.5),
-    ("error", lambda x: non_inferiority(*PAIR, error=x), 0.0, 0.5),
+    ("margin", lambda x: non_inferiority(*PAIR, margin=x, plan=FUSED_PLAN), 0.0, 0.5),
     ("tolerance", lambda x: steady(TIMES, tolerance=x), 0.0, 1.0),
     ("stall_limit", lambda x: steady(TIMES, stall_limit=x), 0.0, 1.0),
 ]
@@ -249,61 +202,21 @@ def test_a_number_has_to_lie_inside_its_range(
             call(value)
 
 
-OURS = ("stats", "tools", "engine", "records", "cli")
-CHOICES = {Decided.WINNER, Decided.TIE, Decided.KEEP, Decided.DROP}
-
-
-@pytest.mark.parametrize("outcome", Decided)
-def test_what_the_check_says(outcome: Decided) -> None:
-    wanted = Outcome.PASS if outcome in CHOICES else Outcome[outcome.name]
-    assert outcome.as_check is wanted
-
-
 def test_nobody_reads_an_outcome_out_of_a_reason() -> None:
     """An optimizer setting was exported if a sentence began with KEEP."""
     parsed = re.compile(r"reason\.(startswith|partition|split|find|index)\(|in \w+\.reason\b")
     root = Path(runbook.__file__).parents[1]
     # The launcher reads the reason that a trainer of any make gives for its end: that is text.
-    rooms = [root / name for name in ("phases", "reports", *map("runbook/{}".format, OURS))]
-    found = [
-        str(path)
-        for room in rooms
-        for path in room.rglob("*.py")
-        if parsed.search(path.read_text("utf-8"))
-    ]
-    assert found == []
+    inside = ("stats", "tools", "engine", "records", "cli")
+    rooms = ("phases", "reports", *(f"runbook/{name}" for name in inside))
+    files = [path for room in rooms for path in (root / room).rglob("*.py")]
+    assert [path for path in files if parsed.search(path.read_text("utf-8"))] == []
 
 
 # steady and memory_plateau: decisions about one run's series.
 
-RNG = np.random.default_rng(0)
-# The first step allocates and compiles: it is always cut, 24 batches of 50 are left.
-CALM = np.concatenate([[2.0], 0.5 * np.exp(RNG.normal(0, 0.02, 1200))])
-STEPS = np.arange(1200)
-
 
 # steady
-
-
-@pytest.mark.parametrize(("every", "factor"), [(25, 1.9), (10, 1.3), (50, 1.7), (5, 1.25)])
-def test_stalls_below_twice_the_median_are_found_by_their_share(every: int, factor: float) -> None:
-    """A 1.9x step every 25th passed in 100 of 100 runs: no single one is a pause."""
-    times = CALM.copy()
-    times[every::every] *= factor
-    assert not (times[1:] > 2 * np.median(times)).any()
-    decision = steady(times)
-    assert decision.outcome is Decided.FAIL
-    assert f"a slow step every {every} steps" in decision.reason
-    assert decision.details["stall_period"] == every
-    lost = (factor - 1) / every / (1 + (factor - 1) / every)
-    assert decision.details["stall"] == pytest.approx(lost, rel=0.1)
-
-
-def test_noise_alone_is_no_stall() -> None:
-    """Under one false alarm in a hundred, whatever the spread; here none."""
-    for sd in (0.001, 0.01, 0.035, 0.06):
-        noise = np.random.default_rng(3).normal(0, sd, (200, 1200))
-        assert max(stall_share(row) for row in np.exp(noise)) < 0.01
 
 
 # memory
@@ -324,7 +237,6 @@ def test_a_leak_that_goes_on_is_one_whatever_the_headroom() -> None:
     assert memory_plateau(steps, healthy, 50_000, 8_192).outcome is Decided.PASS
     leak = memory_plateau(steps, healthy + 0.149 * steps, 50_000, 16_384)
     assert leak.outcome is Decided.FAIL
-    assert "parts of the last half" in leak.reason and "by step 50000" in leak.reason
     # What has stopped growing is none, however steeply it grew.
     stopped = healthy + 0.149 * np.minimum(steps, 200)
     assert memory_plateau(steps, stopped, 50_000, 16_384).outcome is Decided.PASS
@@ -334,13 +246,6 @@ def test_a_leak_that_goes_on_is_one_whatever_the_headroom() -> None:
 
 def test_a_projection_that_may_or_may_not_pass_the_limit_is_inconclusive() -> None:
     wild = 8000 + np.random.default_rng(0).normal(0, 20, 1200)
-    decision = memory_plateau(STEPS, wild, 50_000, 8_300)
+    decision = memory_plateau(np.arange(1200), wild, 50_000, 8_300)
     assert decision.outcome is Decided.INCONCLUSIVE
     assert decision.interval[0] < 8_300 < decision.interval[1]
-
-
-def test_bad_input() -> None:
-    with pytest.raises(UsageError, match="limit"):
-        memory_plateau([1, 2], [1.0, 1.0], 10, -1)
-    with pytest.raises(UsageError, match="not finite"):
-        steady([1.0, math.nan])

@@ -7,7 +7,6 @@ import shlex
 from collections import Counter
 
 import pytest
-from pydantic import ValidationError
 
 from nsa.toggles import TOGGLES
 from runbook.config import registry
@@ -108,35 +107,11 @@ def test_the_single_protocol_is_one_launch_of_the_documented_length() -> None:
     assert [one.optional for one in plan("fused_adamw", protocol="single")] == [False, True]
 
 
-def test_preflight_runs_the_sanity_tests() -> None:
-    sanity, _ = plan("preflight")
-    assert sanity.argv[-10:] == (
-        "nsa.tests.test_equiv_small",
-        "nsa.tests.test_group_consistency",
-        "nsa.tests.test_whole_model",
-        "nsa.tests.test_beginning",
-        "nsa.tests.test_tokens",
-        "nsa.tests.test_documents",
-        "nsa.tests.test_places",
-        "nsa.tests.test_safeguards",
-        "nsa.tests.test_saves",
-        "nsa.tests.test_resumes",
-    )
-
-
-@pytest.mark.parametrize(
-    ("profile", "line"),
-    [
-        ("a100x2_pcie4", "NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_IB_DISABLE=1 torchrun "
-                         "--nproc_per_node=2 -m nsa.ceilings --device cuda"),
-        ("h200x1", "python -m nsa.ceilings --device cuda"),
-        ("cpu", "OMP_NUM_THREADS=1 torchrun --nproc_per_node=2 -m nsa.ceilings --device cpu"),
-    ],
-)  # fmt: skip
-def test_preflight_measures_the_devices_with_the_settings_of_nccl(profile: str, line: str) -> None:
-    _, measured = plan("preflight", profile)
-    assert measured.command_line() == line
-    assert (measured.nproc, measured.nodes) == (1 if profile == "h200x1" else 2, 1)
+def test_preflight_measures_the_devices_with_the_settings_of_nccl() -> None:
+    line = "NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_IB_DISABLE=1 torchrun --nproc_per_node=2"
+    (_, measured), (_, alone) = plan("preflight"), plan("preflight", "h200x1")
+    assert measured.command_line() == f"{line} -m nsa.ceilings --device cuda"
+    assert alone.command_line() == "python -m nsa.ceilings --device cuda"
 
 
 def test_every_arm_of_the_sweep_runs_once_in_every_round_in_random_order() -> None:
@@ -150,9 +125,8 @@ def test_every_arm_of_the_sweep_runs_once_in_every_round_in_random_order() -> No
 
 
 def test_an_a_a_run_gives_two_names_to_one_setting() -> None:
-    (sweep,) = plan("bucket_sweep", aa=True)
-    (fused,) = plan("fused_adamw", aa=True)
-    for launch in (sweep, fused):
+    for phase in ("bucket_sweep", "fused_adamw"):
+        (launch,) = plan(phase, aa=True)
         settings = [json.dumps(values) for values in launch.schedule.settings.values()]
         assert len(settings) == 2 and len(set(settings)) == 1
 
@@ -198,7 +172,7 @@ def test_settings_reach_every_launch_but_the_harness_keeps_its_csv() -> None:
         "toggles": {"NSA_LR": "1e-4", "NSA_DISABLE_CSV_LOGS": "1"},
         "config_overrides": {"train.seed": 3},
     }
-    for phase in ("baseline", "bucket_sweep", "sdpa_audit", "nvtx", "single_gpu", "long_run"):
+    for phase in DOCUMENTED:
         for launch in plan(phase, **changes):
             assert launch.env["NSA_LR"] == "1e-4"
             assert launch.env["NSA_DISABLE_CSV_LOGS"] == "0"
@@ -207,14 +181,14 @@ def test_settings_reach_every_launch_but_the_harness_keeps_its_csv() -> None:
 
 def test_steps_scale_multiplies_every_count_and_never_cuts_the_time_allowed() -> None:
     for phase in DOCUMENTED:
-        whole, tenth, double = plan(phase), plan(phase, steps_scale=0.1), plan(phase, steps_scale=2)
-        for one, small, big in zip(whole, tenth, double, strict=True):
+        plans = [plan(phase), plan(phase, steps_scale=0.1), plan(phase, steps_scale=2)]
+        for one, small, big in zip(*plans, strict=True):
             assert small.steps < one.steps < big.steps
             assert (small.timeout_s, big.timeout_s) == (one.timeout_s, 2 * one.timeout_s)
     assert plan("long_run", steps_scale=1e-9)[0].steps == 1
 
 
-@pytest.mark.parametrize("profile", ["a100x2_pcie4", "a100x2_pcie3", "h200x1", "cpu"])
+@pytest.mark.parametrize("profile", ["a100x2_pcie4", "h200x1", "cpu"])
 @pytest.mark.parametrize("protocol", ["blocks", "launches", "single"])
 def test_plans_are_sound_on_every_profile(profile: str, protocol: str) -> None:
     where = builder.context(profile, protocol=protocol)
@@ -222,11 +196,8 @@ def test_plans_are_sound_on_every_profile(profile: str, protocol: str) -> None:
         launches = phase.plan(where)
         names = [launch.name for launch in launches]
         assert len(set(names)) == len(names)
-        assert names or phase.reads, "a phase without launches reads those of others"
         for launch in launches:
-            assert launch.conditional is False or phase.name == "regression"
             assert launch.phase == phase.name and launch.run_dir == f"{phase.name}/{launch.name}"
-            assert launch.purpose
             for name, value in launch.env.items():
                 assert name not in TOGGLES or TOGGLES[name].parse(value) is not None
             arms = launch.schedule.settings if launch.schedule else {}
@@ -243,24 +214,3 @@ def test_the_cpu_profile_asks_for_no_nccl_and_one_rank_for_no_second_gpu() -> No
 
 
 # A profile may name another trainer: every training launch starts it, and nothing else changes.
-
-
-def test_every_training_launch_starts_the_trainer_of_the_profile() -> None:
-    ours = builder.context("cpu")
-    theirs = builder.with_profile(ours, trainer="their.trainer")
-    started = 0
-    for phase in PHASES.values():
-        for before, after in zip(phase.plan(ours), phase.plan(theirs), strict=True):
-            if before.kind != "trainer":
-                assert before == after
-                continue
-            swapped = [word.replace("nsa.train", "their.trainer") for word in before.argv]
-            assert list(after.argv) == swapped != list(before.argv)
-            started += 1
-    assert started >= 9
-
-
-@pytest.mark.parametrize("name", ["", "a b", "--help", "x;y", "../t", "1a", "a..b", "a."])
-def test_a_trainer_that_is_no_module_name_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="trainer"):
-        builder.with_profile(builder.context("cpu"), trainer=name)
