@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from unittest.mock import MagicMock, patch
@@ -15,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import nsa
 from benchmarks.step_calls import Cost, build, measure
-from nsa.attention import sdpa
 from nsa.config import ModelConfig, Way
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
@@ -47,12 +45,6 @@ def cost(*, dense: bool = False) -> Cost:
     return Cost(calls=calls, peak_bytes=peak)
 
 
-@pytest.mark.slow
-def test_layers_cost_alike() -> None:
-    whole, found = measure(MODEL, 2048), cost()
-    assert (found.calls, found.peak_bytes) == (whole.calls, whole.peak_bytes)
-
-
 def test_walking_back_is_what_the_engine_does() -> None:
     """The same operators, as often, and the same gradients, bit by bit."""
     torch.manual_seed(0)
@@ -78,12 +70,6 @@ def test_a_micro_batch_is_few_operator_calls() -> None:
     by_sdpa = sum(count for name, count in found.calls.items() if "_scaled_dot_product" in name)
     # Two branches, forward and backward.
     assert by_sdpa == 4 * MODEL.n_layers
-
-
-def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made to fail on purpose: a budget of bytes that makes chunks of 256 queries again."""
-    monkeypatch.setattr("nsa.attention.branches.CHUNK_BYTES", 2 << 20)
-    assert measure(few_layers(1), 2048).total > 4000 / MODEL.n_layers
 
 
 def test_memory_is_near_that_of_dense_attention() -> None:
@@ -115,12 +101,6 @@ def test_nothing_quadratic_is_kept() -> None:
     assert long <= 2.001 * short
     one, two = (measure(few_layers(n), 32_768) for n in (1, 2))
     assert one.peak_bytes + 11 * (two.peak_bytes - one.peak_bytes) < 21 << 30
-
-
-def test_a_kept_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made to fail on purpose: masks that stay."""
-    monkeypatch.setattr(sdpa, "_made_again", lambda *_: nullcontext())
-    assert kept(32_768) > 2.5 * kept(16_384)
 
 
 def production(*words: str, **toggles: str) -> Engine:
