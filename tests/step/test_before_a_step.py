@@ -75,8 +75,6 @@ def test_other_numbers_are_noticed_before_a_step(defect: str) -> None:
     random = torch.get_rng_state()
     gaps = compare(model, loss, tokens=(2, 50), autocast=nullcontext)
     assert {gap.what.split(",")[0] for gap in gaps if gap.too_wide} == ({part} if part else set())
-    if defect == "other blocks":
-        assert [gap.what for gap in gaps if gap.too_wide] == ["layer, choices of blocks"]
     assert torch.equal(torch.get_rng_state(), random)
     assert all(parameter.grad is None for parameter in model.parameters())
 
@@ -87,10 +85,10 @@ def test_the_bound_is_twice_our_own_error() -> None:
     assert not Gap.twice(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
     assert Gap.twice(what="", error=float("nan"), ours=1.0).too_wide
     # Wherever it stands among others: no comparison with it is true.
-    lost = Gap.twice(what="lost", error=float("nan"), ours=1.0)
-    found = Gap.twice(what="found", error=3e-3, ours=1e-3)
-    assert max((found, lost), key=lambda gap: gap.beyond) is lost
-    assert max((lost, found), key=lambda gap: gap.beyond) is lost
+    lost, found = (Gap.twice(what="", error=error, ours=1e-3) for error in (float("nan"), 3e-3))
+    assert all(
+        max(two, key=lambda gap: gap.beyond) is lost for two in ((lost, found), (found, lost))
+    )
 
 
 BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
@@ -117,7 +115,6 @@ def test_what_is_missing_is_said_before_it_is_needed(
     assert words is None or (found is not None and words in found)
 
 
-LAUNCHES = 1000
 TOKENS = (1, 255)
 VOCABULARY = 64
 # Of the smallest parameters, the width of a norm, and of a larger one.
@@ -165,37 +162,22 @@ class Noisy(nn.Module):
         return self.loss(tokens, exact=True)
 
 
-def alarms(launches: int, *, factor: float = 1.0, half: torch.dtype | None) -> int:
+def alarms(launches: int, *, factor: float = 1.0) -> int:
     """In how many simulated launches a replay is not believed."""
     found = 0
     for seed in range(launches):
         model: Any = Noisy(seed, factor)
-        rounding = roundings(model, model.loss, model.exact, TOKENS, half)
+        rounding = roundings(model, model.loss, model.exact, TOKENS, torch.bfloat16)
         found += replay_gap(model, model.loss, rounding, TOKENS).too_wide
     return found
 
 
 def test_a_thousand_healthy_launches_raise_no_alarm() -> None:
-    assert alarms(LAUNCHES, half=torch.bfloat16) == 0
+    assert alarms(1000) == 0
 
 
 def test_a_gradient_of_another_computation_is_always_seen() -> None:
-    assert alarms(50, factor=1.02, half=torch.bfloat16) == 50
-
-
-def test_a_limit_from_the_one_error_of_a_loss_raises_alarms() -> None:
-    """Made to fail on purpose: one number is near the right one by chance."""
-    assert alarms(200, half=None) > 5
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_rounding_that_is_simulated_is_that_of_bf16(seed: int) -> None:
-    x = torch.randn(4096, generator=torch.Generator().manual_seed(seed))
-    off = (Noisy(seed).rounded(x) - x) / x
-    nearest = (x.bfloat16().float() - x) / x
-    assert float(off.abs().max()) <= 2**-7
-    assert float(off.mean().abs()) < 2**-12
-    assert 1 <= float(off.square().mean() / nearest.square().mean()) <= 2.5
+    assert alarms(50, factor=1.02) == 50
 
 
 class TestWhatIsWatched:
@@ -227,14 +209,6 @@ class TestWhatIsWatched:
         assert self.ran_in(model) == 0 and len(seen) == 1
         handle.remove()
         assert self.ran_in(model) == 2
-        back = model.get_submodule(of).register_full_backward_hook(lambda *_: None)
-        assert self.ran_in(model) == 0
-        back.remove()
-
-    def test_a_layers_own_hook_is_called_either_way(self, model: NSALanguageModel) -> None:
-        seen: list[Any] = []
-        model.layers[0].register_forward_hook(lambda *_: seen.append(1))
-        assert self.ran_in(model) == 2 and len(seen) == 1
 
     def test_counts_and_modes(self, model: NSALanguageModel) -> None:
         with count_ranges() as counts:
