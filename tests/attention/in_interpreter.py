@@ -38,8 +38,17 @@ from nsa.rounding import Gap, error_of
 from nsa.step.compiled import Compiled, compile_layers, count_compiled
 from nsa.step.engine import Engine
 from nsa.witness.self_test import self_test
-from tests.attention.equations import NAMES
-from tests.attention.triton_cases import CASES, HALF, TUNED, WIDE, Case, core, found_by, ties
+from tests.attention.triton_cases import (
+    CASES,
+    HALF,
+    NAMES,
+    TUNED,
+    WIDE,
+    Case,
+    core,
+    found_by,
+    ties,
+)
 from tests.attention.triton_kernels import LAUNCH, differing, judged
 from tests.attention.triton_lists import list_problems
 from tests.train.launching import SMOKE

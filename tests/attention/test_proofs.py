@@ -1,8 +1,8 @@
 """The definition's properties, and its edges: ties, nothing visible, huge scores, NaN.
 
 Each body runs on a CPU at a small shape, by each path in float64 and in the types that train; and
-on a GPU at the production shape, with each kernel that SDPA has. That the heads of a group read the
-same blocks is in `nsa/tests`, and gradients against differences are in `test_equations`, by path.
+on a GPU at the production shape, with each kernel that SDPA has. (j), that the heads of a group
+read the same blocks, is in `nsa/tests`.
 Bounds are those of the trainer's self-test; in float64 nothing but the order of sums differs.
 """
 
@@ -233,6 +233,20 @@ def test_h_forced_blocks_are_inside_n(where: Where) -> None:
             assert bool((blocks == forced[..., None]).any(-1).all())
         count = (current + 1).clamp_max(where.cfg.n_sel)
         assert bool(((blocks >= 0).sum(-1) == count).all())
+
+
+@pytest.mark.parametrize("path", WAYS)
+def test_i_gradcheck_in_float64(path: str) -> None:
+    """Against differences; in the types that train they are held to the equations in (k)."""
+    cfg = nsa.NSAConfig(
+        dim=4, n_heads=2, n_kv_groups=1, d_k=2, d_v=3, l=2, d=1, l_sel=2, n_sel=3, w=3
+    )
+    x = inputs(cfg, 7)
+
+    def attention(*values: Tensor) -> Tensor:
+        return attend(Branches(**dict(zip(x, values, strict=True))), cfg, WAYS[path])[0]
+
+    assert torch.autograd.gradcheck(attention, list(x.values()), eps=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("second", [False, True])

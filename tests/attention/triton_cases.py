@@ -18,15 +18,15 @@ from nsa.attention.selection import block_bits, ranges_v1
 from nsa.attention.triton.selected_tiles import ByBlock, Cut
 from nsa.attention.triton.tiles import CompressedCut, Tile, WindowCut
 from nsa.config import Phi
-from tests.attention import equations
-from tests.attention.equations import NAMES
+from nsa.witness import oracle
+from nsa.witness.oracle import BRANCHES
 from tests.attention.triton_kernels import LAUNCH, compare, cut_as, poisoned, written_once
 
 HALF = torch.float16
 BOUND = {torch.float32: 1e-5, HALF: 5 * 2.0**-11}
 # Where the last block taken and the first one left out are nearer, rounding may choose.
 TIE = 1e-5
-BRANCHES = ("cmp", "sel", "win")
+NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +281,13 @@ def drawn(case: Case) -> Tensor:
     return torch.from_numpy(blocks)
 
 
+def in_order(blocks: Tensor) -> Tensor:
+    """Ascending, then -1."""
+    none = torch.iinfo(blocks.dtype).max
+    found = blocks.where(blocks >= 0, none).sort(-1)[0]
+    return found.where(found < none, -1)
+
+
 def wrong_blocks(case: Case, found: dict[str, Tensor], tensors: list[Tensor]) -> list[str]:
     """Tokens whose blocks are not those of the equations, near ties aside; and bits of others."""
     blocks, bits = found["blocks"], found["bits"]
@@ -291,17 +298,17 @@ def wrong_blocks(case: Case, found: dict[str, Tensor], tensors: list[Tensor]) ->
     if case.drawn:
         return wrong
     q, k = tensors[0].double(), pooled(tensors[1].double(), case)
-    compared, seen = 0, ended(k.shape[1], case).sum((1, 2)).tolist()
-    for b, t, g in np.ndindex(case.batch, case.seq_len, case.groups):
-        values = np.zeros((seen[t], 1))
-        p, _ = equations.attention(q[b, t, g].numpy(), k[b, : seen[t], g].numpy(), values)
-        # What is alike but for rounding is a tie.
-        taken, margin = equations.select(np.round(p, 12), t, case.config())
-        compared += margin >= TIE
-        if margin >= TIE and blocks[b, t, g].tolist() != taken + [-1] * (case.n_sel - len(taken)):
-            wrong.append(f"blocks of token {t} of {case}: {blocks[b, t, g].tolist()}, not {taken}")
-    few = compared < case.batch * case.seq_len * case.groups * 0.9
-    return wrong[:3] + [f"too many ties in {case}"] * few
+    visible = ended(k.shape[1], case)[None].numpy()
+    p, _ = oracle.attend(q.numpy(), k.numpy(), np.zeros((*k.shape[:3], 1)), visible)
+    empty, at = np.zeros(()), np.arange(case.seq_len)
+    scored = oracle.Attended(
+        positions=at, out=empty, branches={}, gates=empty, chosen=empty,
+        scores=oracle.block_scores(case.config(), p, len(number)),
+    )  # fmt: skip
+    judged = oracle.judge_selection(case.config(), scored, blocks.numpy())
+    if judged.illegal or judged.shortfall > TIE or not torch.equal(blocks, in_order(blocks)):
+        wrong.append(f"blocks of {case}: {judged}")
+    return wrong
 
 
 def core(launch: ModuleType = LAUNCH, cases: tuple[Case, ...] = CASES["all"]) -> list[str]:
