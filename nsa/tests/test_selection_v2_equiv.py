@@ -20,65 +20,22 @@ SHAPE = {**maths.SMALL, "n_sel": 5}
 CFG = nsa.NSAConfig(**SHAPE)
 SEQ_LEN, BATCH, GROUPS = 97, 2, 2
 
-Pattern = Callable[[int, torch.Generator], list[int]]
-
-
-def _random(current: int, generator: torch.Generator) -> list[int]:
-    """Any visible blocks, in any order."""
-    count = min(current + 1, CFG.n_sel)
-    return torch.randperm(current + 1, generator=generator)[:count].tolist()
-
-
-def _gaps(current: int, generator: torch.Generator) -> list[int]:
-    """Every other block: nothing merges, each block is a range of its own."""
-    return list(range(current % 2, current + 1, 2))[-CFG.n_sel :]
-
-
-def _adjacent(current: int, generator: torch.Generator) -> list[int]:
-    """Neighbors only: everything merges into one range."""
-    return list(range(max(0, current + 1 - CFG.n_sel), current + 1))
-
-
-def _forced(current: int, generator: torch.Generator) -> list[int]:
-    """The initial and the two local blocks."""
-    return sorted({0, max(0, current - 1), current})
-
-
-def _single(current: int, generator: torch.Generator) -> list[int]:
-    """Only the current, partial block."""
-    return [current]
-
-
-def _none(current: int, generator: torch.Generator) -> list[int]:
-    """Nothing selected."""
-    return []
-
-
-def _repeats(current: int, generator: torch.Generator) -> list[int]:
-    """The same block more than once."""
-    return [0, current, 0, current]
-
-
-def _future(current: int, generator: torch.Generator) -> list[int]:
-    """Blocks that begin after the query must disappear."""
-    return [current, current + 1, current + 3]
-
-
-def _holes(current: int, generator: torch.Generator) -> list[int]:
-    """Padding between the blocks instead of after them."""
-    return [0, -1, current, -1]
-
-
-PATTERNS: dict[str, Pattern] = {
-    "random": _random,
-    "gaps": _gaps,
-    "adjacent": _adjacent,
-    "forced": _forced,
-    "single": _single,
-    "none": _none,
-    "repeats": _repeats,
-    "future": _future,
-    "holes": _holes,
+# Blocks of a query whose own is `now`, with a generator of random numbers.
+PATTERNS: dict[str, Callable[[int, torch.Generator], list[int]]] = {
+    # Any visible ones, in any order.
+    "random": lambda now, by: torch.randperm(now + 1, generator=by)[: CFG.n_sel].tolist(),
+    # Every other one: nothing merges, each is a range of its own.
+    "gaps": lambda now, _: list(range(now % 2, now + 1, 2))[-CFG.n_sel :],
+    # Neighbors: everything merges into one range.
+    "adjacent": lambda now, _: list(range(max(0, now + 1 - CFG.n_sel), now + 1)),
+    "forced": lambda now, _: sorted({0, max(0, now - 1), now}),
+    "single": lambda now, _: [now],
+    "none": lambda *_: [],
+    "repeats": lambda now, _: [0, now, 0, now],
+    # What begins after the query must disappear.
+    "future": lambda now, _: [now, now + 1, now + 3],
+    # Padding between the blocks instead of after them.
+    "holes": lambda now, _: [0, -1, now, -1],
 }
 
 

@@ -29,13 +29,10 @@ from nsa.attention.tracing import count_ranges
 from nsa.attention.triton import operators
 from nsa.attention.triton.operators import SELECTED_OPERATOR, WINDOW_OPERATOR
 from nsa.attention.triton.tiles import TERMS
-from nsa.config import ModelConfig, NSAConfig, Phi, Way
+from nsa.config import Phi, Way
 from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
-from nsa.model import Layer, Whole
-from nsa.rounding import Gap, error_of
-from nsa.step.compiled import Compiled, compile_layers, count_compiled
 from nsa.step.engine import Engine
 from nsa.witness.self_test import self_test
 from tests.attention.triton_cases import (
@@ -209,57 +206,9 @@ def trainer() -> list[str]:
     return problems
 
 
-OF_A_LAYER = NSAConfig(
-    dim=32, n_heads=2, n_kv_groups=1, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=3, w=16
-)
-
-
-def gradients(layer: Layer, x: Tensor, by: Whole | None) -> dict[str, Tensor]:
-    """The output, and gradients of its squares."""
-    leaves = {"input": x, **dict(layer.named_parameters())}
-    out = layer(x, by=by)
-    found = torch.autograd.grad(out.square().sum(), list(leaves.values()))
-    return {"output": out.detach(), **dict(zip(leaves, found, strict=True))}
-
-
-def compiled_layer() -> list[str]:
-    """What differs between the layer and its one graph, in numbers, blocks and operators."""
-    torch.manual_seed(0)
-    layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=OF_A_LAYER))
-    layer.attention.way = KERNELS
-    x = torch.randn(1, 72, OF_A_LAYER.dim, requires_grad=True)
-    before = gradients(layer, x, None)
-    blocks = layer.attention.last_blocks
-    names: list[str] = []
-
-    from functorch.compile import make_boxed_func
-    from torch._dynamo.backends.common import aot_autograd
-
-    def boxed(graph: torch.fx.GraphModule, _: object) -> object:
-        names.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
-        return make_boxed_func(graph.forward)
-
-    start = count_compiled()
-    after = gradients(layer, x, compile_layers(aot_autograd(fw_compiler=boxed)).layer)
-    gaps = [
-        Gap.twice(what=what, error=error_of(after[what], right).whole, ours=0.0)
-        for what, right in before.items()
-    ]
-    did = count_compiled()
-    assert blocks is not None and layer.attention.last_blocks is not None
-    missing = {"nsa.core.default", "nsa.core_backward.default"} - set(names)
-    return [
-        *(str(gap) for gap in gaps if gap.too_wide),
-        *[f"{did} after {start}"] * (did != Compiled(start.graphs + 1, start.breaks)),
-        *["other blocks"] * (not torch.equal(blocks, layer.attention.last_blocks)),
-        *(f"{name} is not in the graph" for name in sorted(missing)),
-    ]
-
-
 PROOFS: dict[str, Callable[[], list[str]]] = {
     **{kernel: partial(core, LAUNCH, cases) for kernel, cases in CASES.items()},
     "launches": launches,
-    "one graph of a layer": compiled_layer,
     "tuned": partial(core, LAUNCH, TUNED),
     "three terms": three_terms,
     "space": space,

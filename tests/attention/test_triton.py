@@ -175,23 +175,6 @@ def test_nothing_imports_triton_before_it_is_needed() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-@needs_triton
-def test_attention_and_its_kernels_need_torch_and_triton_alone() -> None:
-    """Nothing else that this package requires is loaded, nor its harness."""
-    others = "pydantic yaml numpy pandas scipy jinja2 rich psutil pynvml pytest runbook phases"
-    code = f"""
-import sys
-sys.modules.update(dict.fromkeys({others.split()}))
-import nsa.attention, nsa.layer
-from nsa.attention.triton import core as launch
-"""
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    subprocess.run(command, cwd=ROOT, check=True)
-    # Made to fail on purpose: the trainer needs more.
-    needs_more = [*command[:-1], code + "import nsa.step.engine"]
-    assert subprocess.run(needs_more, cwd=ROOT, capture_output=True).returncode == 1
-
-
 @pytest.mark.parametrize(
     ("seq_len", "pairs", "pieces"),
     # 32 tiles of keys, each seen by 575 tokens of 6 heads: 53 tiles of rows, 13 pieces at most.
