@@ -1,14 +1,10 @@
-"""What benchmarks of kernels say: the bound of a main loop, and a peer beside ours."""
+"""The bound of a kernel's main loop, by which compiled kernels are held to the tensor cores."""
 
 from __future__ import annotations
 
 import pytest
-from torch import Tensor
 
-from benchmarks import attention_gpu
-from benchmarks.attention.peers import PEERS, Peer, find_peer
 from benchmarks.triton_aot.loops import main_loop
-from nsa.attention import nsa_attention
 
 # Nothing around counts: not what comes before, a loop without products, the loop around, the end.
 LOOPS = """
@@ -67,31 +63,3 @@ def test_a_round_takes_what_its_busiest_part_takes(
 
 def test_a_kernel_that_multiplies_nowhere_in_a_loop_has_no_main_loop() -> None:
     assert loop_of(90, "FADD R1, R1, R2") is None
-
-
-def off_by_a_tenth(**given: object) -> Tensor:
-    """Attention that is wrong."""
-    out: Tensor = nsa_attention(**given) * 1.1  # type: ignore[arg-type]
-    return out
-
-
-def test_peers_are_held_against_the_reference_timed_and_never_decide() -> None:
-    right = "peer nsa.attention:nsa_attention"
-    peers = {
-        right: find_peer("nsa.attention:nsa_attention"),
-        "peer wrong": find_peer(f"{__name__}:off_by_a_tenth"),
-        "peer absent": Peer(run=nsa_attention, modules=("no_such_package.ops",)),
-        "peer fla": PEERS["fla"],
-    }
-    rows = {row["arm"]: row for row in attention_gpu.measure(70, "cpu", 1, 64, peers)}
-    assert set(rows) == {"nsa", *peers, "dense"}
-    assert rows[right]["right"] and rows[right]["total_ms"] > 0
-    assert not rows["peer wrong"]["right"] and rows["peer wrong"]["error"] > 0.05
-    assert not any(attention_gpu.is_wrong(row) for row in rows.values())
-    table = attention_gpu.table([*rows.values(), {**rows["peer fla"], "seq_len": 80}])
-    assert "WRONG" in table
-    for line in (
-        "| peer absent | - | - | - | - | - | not installed: No module named 'no_such_package'",
-        "| 12/2/64 | 70, 80 | peer fla | - | - | - | - | - | takes only 16, 32, 64,",
-    ):
-        assert line in table
