@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -93,6 +94,30 @@ def test_a_choice_that_spills_is_seen(tmp_path: Path) -> None:
     path.write_text(json.dumps({**shipped, "shapes": {}}))
     with pytest.raises(ValueError, match="measured for other shapes than the production's"):
         next(choices(path))
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiler")
+def test_the_assembler_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made to fail on purpose: an atomic store, and heads so narrow that each of Hopper's products
+    waits for the one before."""
+    from benchmarks.triton_aot.compiled import compile_kernel
+    from benchmarks.triton_aot.kernels import selected
+    from nsa.attention.triton.selected import readers
+
+    kernels = {one.name.partition(",")[0]: one for one in selected(CFG, 2048, 4)}
+    source = Path(readers.__file__).read_text()
+    changed = source.replace("tl.store(readers +", "tl.atomic_add(readers +")
+    (tmp_path / "changed_readers.py").write_text(changed)
+    monkeypatch.syspath_prepend(tmp_path)
+    atomic = importlib.import_module("changed_readers").list_kernel
+    made = compile_kernel(replace(kernels["list (fill)"], function=atomic), 90, "fp32")
+    assert made.problems == ["1 atomic operations"]
+    keys = kernels["dk"]
+    narrow = replace(keys, warps=4, constants=keys.constants | {"D_K": 16, "D_V": 16})
+    waiting = compile_kernel(narrow, 90, "bf16")
+    assert waiting.problems == ["products of the tensor cores wait for each other"]
 
 
 @pytest.mark.parametrize("seq_len", [1024, 4096, 8192, 131_072])
