@@ -78,54 +78,32 @@ class Grouped(_Tensors):
         return Branches(**found)
 
 
-def _shape_error(name: str, tensor: Tensor, letters: str, expected: tuple[int, ...]) -> list[str]:
-    if tuple(tensor.shape) == expected:
-        return []
-    return [f"{name} has shape {tuple(tensor.shape)}: must be {letters} = {expected}"]
-
-
-def _kind_errors(named: dict[str, Tensor]) -> list[str]:
-    q = named["q"]
-    errors = []
-    if q.dtype not in _DTYPES:
-        errors.append(f"q is {q.dtype}: must be one of {', '.join(map(str, _DTYPES))}")
-    for name, tensor in named.items():
-        if tensor.dtype != q.dtype:
-            errors.append(f"{name} is {tensor.dtype} but q is {q.dtype}: cast them to one type")
-        if tensor.device != q.device:
-            errors.append(
-                f"{name} is on {tensor.device} but q is on {q.device}: move them together"
-            )
-    return errors
-
-
 def check_attention_inputs(named: dict[str, Tensor], cfg: NSAConfig) -> None:
     """Raise NSAError unless all eight tensors fit the config and each other."""
-    q = named["q"]
-    shape_errors = _query_errors(q, cfg)
-    if not shape_errors:
+    q, errors = named["q"], []
+    if q.dim() != 4 or 0 in q.shape[:2] or tuple(q.shape[2:]) != (cfg.n_heads, cfg.d_k):
+        want = f"[B,S,H,Dk] with B and S at least 1, H={cfg.n_heads}, Dk={cfg.d_k}"
+        errors.append(f"q has shape {tuple(q.shape)}: must be {want}")
+    else:
         batch, seq_len = q.shape[:2]
-        raw = cfg.phi == "avg"
-        length, letters = (seq_len, "S") if raw else (cfg.n_compressed(seq_len), "N")
-        for branch in ("cmp", "sel", "win"):
-            rows, row_letters = (length, letters) if branch == "cmp" else (seq_len, "S")
+        n_keys = seq_len if cfg.phi == "avg" else cfg.n_compressed(seq_len)
+        expected = {"gates": (batch, seq_len, cfg.n_heads, 3)}
+        for branch, rows in (("cmp", n_keys), ("sel", seq_len), ("win", seq_len)):
             for kind, width in (("k", cfg.d_k), ("v", cfg.d_v)):
-                name = f"{kind}_{branch}"
-                expected = (batch, rows, cfg.n_kv_groups, width)
-                label = f"[B,{row_letters},G,D{kind}]"
-                shape_errors += _shape_error(name, named[name], label, expected)
-        expected = (batch, seq_len, cfg.n_heads, 3)
-        shape_errors += _shape_error("gates", named["gates"], "[B,S,H,3]", expected)
-    raise_problems("nsa_attention", shape_errors + _kind_errors(named))
-
-
-def _query_errors(q: Tensor, cfg: NSAConfig) -> list[str]:
-    if q.dim() != 4 or tuple(q.shape[2:]) != (cfg.n_heads, cfg.d_k):
-        want = f"[B,S,H,Dk] with H={cfg.n_heads}, Dk={cfg.d_k}"
-        return [f"q has shape {tuple(q.shape)}: must be {want}"]
-    if q.shape[0] < 1 or q.shape[1] < 1:
-        return [f"q has shape {tuple(q.shape)}: batch and sequence must hold at least one element"]
-    return []
+                expected[f"{kind}_{branch}"] = (batch, rows, cfg.n_kv_groups, width)
+        errors += [
+            f"{name} has shape {tuple(named[name].shape)}: must be {shape}"
+            for name, shape in expected.items()
+            if tuple(named[name].shape) != shape
+        ]
+    if q.dtype not in _DTYPES:
+        errors.append(f"q is {q.dtype}: must be one of {', '.join(map(str, _DTYPES))}")
+    errors += [
+        f"{name} is {x.dtype} on {x.device} but q is {q.dtype} on {q.device}: make them alike"
+        for name, x in named.items()
+        if (x.dtype, x.device) != (q.dtype, q.device)
+    ]
+    raise_problems("nsa_attention", errors)
 
 
 # What the scores, or the mask, of one chunk of queries may take. At S = 2,048 of the production

@@ -65,14 +65,6 @@ def test_tokens_read_are_those_of_the_selected_blocks(path: str) -> None:
             assert not read[t, t + 1 :].any(), f"query {t} reads the future"
 
 
-def test_groups_choose_for_themselves() -> None:
-    """Made to fail on purpose: were the sum taken over all heads, groups would always agree."""
-    cfg = nsa.NSAConfig(**maths.SMALL)
-    x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
-    blocks = attend(Branches(**x), cfg, Way(path="reference"))[1][0]
-    assert not torch.equal(blocks[:, 0], blocks[:, 1])
-
-
 # Each position sees 16 compressed blocks, so that equal shares of the attention are exact: then
 # all blocks but the forced ones tie, whatever the order of the sums.
 TIED = tuple(range(67, 71))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,8 @@ import nsa
 from nsa.attention import attend, sdpa, selection
 from nsa.attention.branches import Branches
 from nsa.config import Way
-from nsa.contract import NSAError
-from nsa.layer import NSAAttention
 from nsa.witness import oracle
-from nsa.witness.equations import Agreement, measure, random_inputs
+from nsa.witness.equations import Agreement, measure
 
 CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
@@ -47,17 +46,6 @@ def test_masked_sdpa_agrees_in_float16(seq_len: int) -> None:
     assert found.problems == [] and max(found.whole.values()) > 0, "rounding must show"
 
 
-def random_inputs_names() -> set[str]:
-    return set(random_inputs(SMALL, 5, dtype=torch.float32, device=CPU)[0].named())
-
-
-@pytest.mark.parametrize("name", ["w", "n_sel"])
-@pytest.mark.parametrize("by", [-1, 1])
-def test_another_config_is_rejected(name: str, by: int) -> None:
-    other = nsa.NSAConfig(**{**vars(SMALL), name: getattr(SMALL, name) + by})
-    assert held(given=other).problems
-
-
 def _spoiled(name: str, factor: float) -> Callable[..., tuple[Tensor, Tensor]]:
     """A path whose gradient of one input alone is wrong."""
 
@@ -70,7 +58,7 @@ def _spoiled(name: str, factor: float) -> Callable[..., tuple[Tensor, Tensor]]:
     return run
 
 
-@pytest.mark.parametrize("name", sorted(random_inputs_names()))
+@pytest.mark.parametrize("name", [one.name for one in fields(Branches)])
 def test_a_wrong_gradient_is_rejected(name: str) -> None:
     """2 % is twice what five roundings to bfloat16 explain; 1 without a gradient at all."""
     for factor in (1.02, 0.0):
@@ -146,87 +134,32 @@ def test_a_lack_of_memory_is_raised() -> None:
         given_on(fails)
 
 
-def test_random_numbers_stay_as_they_are() -> None:
-    """A kernel may draw."""
-    before = torch.get_rng_state()
-    assert given_on(lambda *found: (torch.rand(7), found)[1]) == []
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = held(dtype=torch.float64)
-    monkeypatch.setattr("nsa.witness.equations._BUDGET_BYTES", 1 << 20)
-    cut = held(dtype=torch.float64)
-    assert whole.problems == cut.problems == []
-    for name, error in whole.row.items():
-        assert cut.row[name] == pytest.approx(error, abs=1e-13)
-
-
-def test_the_production_shape() -> None:
-    """Real heads and type, more tokens than one query reads; a window of 511 does not agree."""
-    cfg = nsa.NSAConfig()
-    tokens = cfg.n_sel * cfg.l_sel + 76
-    assert held(cfg, tokens).problems == []
-    other = nsa.NSAConfig(w=511)
-    wrong = {text.split()[0] for text in held(cfg, tokens, given=other).problems}
-    assert wrong == {"out", "q", "k_win", "v_win", "gates"}
-
-
-def parts(layer: NSAAttention) -> dict[str, oracle.Array]:
-    return {n: p.detach().double().numpy() for n, p in layer.state_dict().items()}
-
-
-def test_narrow_weights_are_refused() -> None:
-    """One line for each: the answer would only look like float64."""
-    layer = NSAAttention(nsa.NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4))
-    narrow = {n: p.astype(np.float32) for n, p in parts(layer).items()}
-    with pytest.raises(NSAError, match=r"3 problem\(s\)") as error:
-        oracle.attention(layer.cfg, narrow, np.zeros((1, 5, 8)))
-    assert "in_proj.weight: float32, must be float64" in str(error.value)
-
-
 # Position 59 of blocks of 10 sees blocks 0 to 5; forced are 0, 4 and 5, two more are free.
 TINY = nsa.NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=10, d=5, l_sel=10, n_sel=5)
 SCORES = np.array([9.0, 2.0, 1.0, 3.0, 0.0, 0.0])
-
-
-def judged(*blocks: int, scores: np.ndarray = SCORES) -> oracle.Selection:
-    empty = np.zeros((1, 1, 2, 3))
-    found = oracle.Attended(
-        positions=np.array([59]),
-        out=empty,
-        branches={},
-        gates=empty,
-        scores=scores[None, None, None],
-        chosen=np.zeros((1, 1, 1, 6), dtype=bool),
-    )
-    return oracle.judge_selection(TINY, found, np.array(blocks)[None, None, None])
 
 
 @pytest.mark.parametrize(
     ("blocks", "illegal", "differing", "shortfall"),
     [
         ((0, 1, 3, 4, 5), 0, 0, -1.0),
-        ((5, 3, 0, 4, 1), 0, 0, -1.0),
         ((0, 2, 3, 4, 5), 0, 1, 1.0),
         ((0, 1, 2, 4, 5), 0, 1, 2.0),
-        ((0, 1, 3, 5, 2), 1, 0, -np.inf),
         ((1, 2, 3, 4, 5), 1, 0, -np.inf),
         ((0, 1, 4, 5, 6), 1, 0, -np.inf),
         ((0, 1, 4, 5, -1), 1, 0, -np.inf),
         ((0, 1, 4, 5, 5), 1, 0, -np.inf),
     ],
-    ids=["best", "order", "worse", "worst", "local", "initial", "ahead", "few", "twice"],
+    ids=["best", "worse", "worst", "initial", "ahead", "few", "twice"],
 )
 def test_a_selection_is_judged(
     blocks: tuple[int, ...], illegal: int, differing: int, shortfall: float
 ) -> None:
-    found = judged(*blocks)
+    empty = np.zeros((1, 1, 2, 3))
+    chosen, at = np.zeros((1, 1, 1, 6), dtype=bool), np.array([59])
+    scored = oracle.Attended(
+        positions=at, out=empty, branches={}, gates=empty, scores=SCORES[None, None, None],
+        chosen=chosen,
+    )  # fmt: skip
+    found = oracle.judge_selection(TINY, scored, np.array(blocks)[None, None, None])
     assert (found.illegal, found.differing, found.shortfall) == (illegal, differing, shortfall)
-
-
-def test_a_tie_within_rounding_is_small() -> None:
-    """The other block of a near tie differs, by as little as the scores do."""
-    near = SCORES + np.array([0, 0, 1 - 1e-9, 0, 0, 0])
-    found = judged(0, 2, 3, 4, 5, scores=near)
-    assert found.differing == 1 and found.illegal == 0 and 0 < found.shortfall < 1e-8

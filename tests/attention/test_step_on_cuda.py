@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from unittest.mock import MagicMock, patch
@@ -14,8 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nsa
-from benchmarks.step_calls import Cost, build, measure
-from nsa.attention import sdpa
+from benchmarks.step_calls import Cost, measure
 from nsa.config import ModelConfig, Way
 from nsa.data.source import Batch
 from nsa.launch.plan import plan_launch
@@ -23,7 +21,6 @@ from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
 from nsa.step.sync import Arriving, post
-from runbook.config.load import load_profile
 from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
 
 PRODUCTION = Path(__file__).parents[2] / "configs/m7c_125m_2xa100_production.yaml"
@@ -45,12 +42,6 @@ def cost(*, dense: bool = False) -> Cost:
     calls = {name: count + rest * (three.calls[name] - count) for name, count in two.calls.items()}
     peak = two.peak_bytes + rest * (three.peak_bytes - two.peak_bytes)
     return Cost(calls=calls, peak_bytes=peak)
-
-
-@pytest.mark.slow
-def test_layers_cost_alike() -> None:
-    whole, found = measure(MODEL, 2048), cost()
-    assert (found.calls, found.peak_bytes) == (whole.calls, whole.peak_bytes)
 
 
 def test_walking_back_is_what_the_engine_does() -> None:
@@ -80,47 +71,8 @@ def test_a_micro_batch_is_few_operator_calls() -> None:
     assert by_sdpa == 4 * MODEL.n_layers
 
 
-def test_small_chunks_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made to fail on purpose: a budget of bytes that makes chunks of 256 queries again."""
-    monkeypatch.setattr("nsa.attention.branches.CHUNK_BYTES", 2 << 20)
-    assert measure(few_layers(1), 2048).total > 4000 / MODEL.n_layers
-
-
 def test_memory_is_near_that_of_dense_attention() -> None:
     assert cost().peak_bytes <= 1.3 * cost(dense=True).peak_bytes
-
-
-def kept(seq_len: int) -> int:
-    """Bytes that one layer holds for its backward pass."""
-    with fake_cuda(), Watched() as watched:
-        model = build(few_layers(1), dense=False, device="cuda")
-        x = torch.zeros(1, seq_len, 768, device="cuda", requires_grad=True)
-        before = watched.live
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            out = model.layers[0].attention(x)
-        assert out.requires_grad
-        return watched.live - before
-
-
-def test_nothing_quadratic_is_kept() -> None:
-    """Twice the tokens, twice the memory, and 12 layers far from 80 GiB.
-
-    Only the part that says which blocks a query reads grows faster: S x S / l_sel numbers of 2
-    bytes for each group, a tenth of the memory.
-    """
-    attention = MODEL.attention
-    short, long = (
-        kept(s) - 2 * attention.n_kv_groups * s * attention.n_blocks(s) for s in (16_384, 32_768)
-    )
-    assert long <= 2.001 * short
-    one, two = (measure(few_layers(n), 32_768) for n in (1, 2))
-    assert one.peak_bytes + 11 * (two.peak_bytes - one.peak_bytes) < 21 << 30
-
-
-def test_a_kept_mask_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Made to fail on purpose: masks that stay."""
-    monkeypatch.setattr(sdpa, "_made_again", lambda *_: nullcontext())
-    assert kept(32_768) > 2.5 * kept(16_384)
 
 
 def production(*words: str, **toggles: str) -> Engine:
@@ -184,61 +136,6 @@ def calls_without_a_wait(n_layers: int) -> int:
 def test_the_whole_step_never_waits(precision: None) -> None:
     one, two = (calls_without_a_wait(n) for n in (1, 2))
     assert one + (MODEL.n_layers - 1) * (two - one) <= 2 * 2400 + 700
-
-
-class _OneLaunch(torch.autograd.Function):
-    """What the host does for a replayed layer, as `torch.cuda.make_graphed_callables` does it.
-
-    It copies what goes in to where the graph reads, and hands out what lies where it writes. The
-    launch itself is no operator.
-    """
-
-    @staticmethod
-    def forward(ctx, kept, x, *weights):
-        ctx.kept, ctx.weights = kept, weights
-        kept.copy_(x)
-        return kept.detach()
-
-    @staticmethod
-    def backward(ctx, grad):
-        ctx.kept.copy_(grad)
-        return None, ctx.kept.detach(), *(weight.detach() for weight in ctx.weights)
-
-
-class _Replayed:
-    """In the place of a recording of all layers."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.layers, cfg = engine.model.layers, engine.model.cfg.attention
-        where = {"device": engine.device, "dtype": torch.float32}
-        self.kept = [torch.empty(*engine.plan.micro_batch, cfg.dim, **where) for _ in self.layers]
-        self.gates = torch.empty(*engine.plan.micro_batch, cfg.n_heads, 3, **where)
-        shape = *engine.plan.micro_batch, cfg.n_kv_groups, cfg.n_sel
-        self.blocks = torch.empty(shape, dtype=torch.int64, device=engine.device)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        for layer, kept in zip(self.layers, self.kept, strict=True):
-            x = _OneLaunch.apply(kept, x, *layer.parameters())
-            layer.attention.last_gates, layer.attention.last_blocks = self.gates, self.blocks
-        return x
-
-
-def test_the_default_is_few_operator_calls(precision: None) -> None:
-    """On one of two ranks, whose 12 layers are replayed: 400 a micro-batch, each launch counted.
-
-    As the profile asks for it, in steps of two micro-batches.
-    """
-    profile = load_profile("a100x2_pcie4")
-    assert profile.variables["NSA_CUDA_GRAPHS"] == "auto" and profile.workload.accumulation == 2
-    with fake_cuda(), Watched() as watched:
-        engine = fake_production(MODEL.n_layers)
-        engine.model.recording = _Replayed(engine)
-        step(engine, 1)
-        watched.calls.clear()
-        engine.gradients([Batch(tokens=torch.zeros(1, 2049, dtype=torch.int64))] * 2)
-    launches = 2 * 2 * MODEL.n_layers
-    assert watched.calls["copy_"] >= launches, "nothing was replayed"
-    assert watched.total + launches <= 2 * 400
 
 
 def test_a_wait_would_be_seen(precision: None) -> None:

@@ -86,20 +86,6 @@ def test_the_nearest_length_counts(branch: str, field: str, seq_len: int, value:
     assert getattr(applied(branch, seq_len)[1], field) == value
 
 
-def test_the_choice_of_blocks_is_of_their_length_too() -> None:
-    """So many blocks at once are other tiles where a block holds other compressed keys."""
-    longer = dataclasses.replace(CFG, l_sel=128)
-    cut, found = applied("top", 2048, longer, longer)
-    assert found == cut
-    assert applied("compressed", 2048, longer, longer)[1].keys == 64
-
-
-def test_a_form_that_is_not_taken_gets_nothing() -> None:
-    cut, found = applied("selected", 2048)
-    assert found == cut and cut.by_block is None
-    assert applied("selected", 32768)[1].by_block.forward == Tile(rows=128, warps=8, stages=1)
-
-
 @pytest.mark.parametrize(
     "other",
     [

@@ -6,20 +6,18 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from nsa.contract import CEILINGS_JSON, Ceiling
-from phases.machine import ceilings
 from phases.machine.ceilings import read_measured
 from runbook.config.registry import phases
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
-from runbook.records import Launch, LaunchResult, LaunchStatus, Outcome, Reason
+from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
 from tests.executed import note
 from tests.phases import builder
@@ -53,17 +51,6 @@ def test_two_ranks_measure_everything_that_a_cpu_has(pair: LaunchEvidence) -> No
         assert len(found) == (0 if what is Ceiling.HOST_COPY else 2), what
         assert all(one.rate > 0 and one.repeats >= 5 for one in found)
         assert found == sorted(found, key=lambda one: one.rate)
-
-
-def test_the_rows_of_preflight_show_it(pair: LaunchEvidence) -> None:
-    found = builder.evidence("preflight", CPU)
-    found = replace(found, launches={**found.launches, ceilings.LAUNCH: pair})
-    for what in ("matmul", "memory_copy", "all_reduce"):
-        check = builder.row("preflight", what, found, CPU)
-        assert (check.outcome, check.code) == (Outcome.SKIPPED, Reason.NOT_GATED)
-        assert (
-            check.measurement is not None and check.measurement.sha256 == pair.files["ceilings"][1]
-        )
 
 
 def test_one_process_has_no_link_to_measure(tmp_path: Path) -> None:

@@ -6,21 +6,20 @@ import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from nsa.config import ModelConfig, NSAConfig, Way
-from nsa.contract import Event
-from nsa.model import Layer, NSALanguageModel, mean_loss, whole
+from nsa.config import ModelConfig, Way
+from nsa.model import Layer, NSALanguageModel, mean_loss
 from nsa.rounding import Gap, error_of
 from nsa.step import compiled
 from nsa.step.compiled import (
     Compiled,
     Compiling,
-    Graphs,
     compile_layers,
     count_compiled,
 )
@@ -110,16 +109,13 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
         assert not gap.too_wide, str(gap)
 
 
-@pytest.mark.parametrize("defect", [False, True])
 def test_what_chooses_blocks_has_all_of_float32(
-    defect: bool, precision: None, monkeypatch: pytest.MonkeyPatch
+    precision: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a process allows TF32: forward and backward of the compiled layer."""
     from nsa.attention import compressed
 
     torch.set_float32_matmul_precision("high")
-    if defect:  # made to fail on purpose: nothing asks for more
-        monkeypatch.setattr(compressed, "full_float32", nullcontext)
     seen: list[str] = []
     for name in ("_forward", "_backward"):
         plain = getattr(compressed, name)
@@ -136,75 +132,23 @@ def test_what_chooses_blocks_has_all_of_float32(
     x = torch.randn(*TOKENS, SHAPE.dim, requires_grad=True)
     layer(x, by=compile_layers("aot_eager").layer).sum().backward()
     # Two products forward, five back.
-    assert seen == ["high" if defect else "highest"] * 7
+    assert seen == ["highest"] * 7
     assert torch.get_float32_matmul_precision() == "high"
 
 
-def kept(seq_len: int) -> int:
-    """Bytes that a compiled layer holds for its backward pass, cut as inductor cuts it."""
-    shape = NSAConfig(
-        dim=16, n_heads=2, n_kv_groups=1, d_k=8, d_v=8, l=32, d=16, l_sel=64, n_sel=3, w=16
-    )
-    layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=shape))
-    layer.attention.way = Way(force_sdpa=True)
-    x = torch.randn(1, seq_len, shape.dim, requires_grad=True)
-    out = layer(x, by=compile_layers("aot_eager_decomp_partition").layer)
-    saved: tuple[Tensor, ...] = out.grad_fn.saved_tensors  # type: ignore[union-attr]
-    return sum(one.untyped_storage().nbytes() for one in saved)
-
-
-def test_no_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._functorch.config
-
-    short, long = kept(512), kept(1024)
-    assert long < 2.1 * short
-    with monkeypatch.context() as patch:
-        # Made to fail on purpose: the compiler's own rule.
-        real = compiled.compile_layers
-
-        def as_it_likes(backend: str) -> Graphs:
-            found = real(backend)
-            torch._functorch.config.ban_recompute_materialized_backward = True
-            return found
-
-        patch.setitem(globals(), "compile_layers", as_it_likes)
-        torch._dynamo.reset()
-        assert kept(1024) > 2 * long
-
-
-class Beats:
-    """What would be written."""
-
-    def __init__(self) -> None:
-        self.written: list[dict[str, Any]] = []
-
-    def write(self, event: Event, **fields: Any) -> None:
-        self.written.append({"event": event, **fields})
-
-
-@pytest.fixture
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Compiled]]:
-    """The compiler's counts, one look after the other."""
-    looks: list[Compiled] = []
+def test_only_timed_steps_are_spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the compiler's counts, one look after the other."""
+    looks, written = [Compiled(graphs=count) for count in (3, 3, 4, 6)], []
     monkeypatch.setattr("nsa.step.compiled.count_compiled", lambda: looks.pop(0))
-    yield looks
-
-
-def test_only_timed_steps_are_spoiled(counted: list[Compiled]) -> None:
-    beats = Beats()
-    compiling = Compiling(cast("Any", beats))
-    counted += [Compiled(graphs=3), Compiled(graphs=3), Compiled(graphs=4), Compiled(graphs=6)]
+    beat = SimpleNamespace(write=lambda _, **told: written.append((told["where"], told["added"])))
+    compiling = Compiling(cast("Any", beat))
     compiling.note("block")
     compiling.note("step", timed=True)
-    assert compiling.in_steps == 0 and len(beats.written) == 1
+    assert compiling.in_steps == 0 and len(written) == 1
     compiling.note("step", timed=True)
     compiling.note("eval")
     assert compiling.in_steps == 1
-    assert [(beat["where"], beat["added"]) for beat in beats.written] == [
-        ("block", 3),
-        ("step", 1),
-        ("eval", 2),
-    ]
+    assert written == [("block", 3), ("step", 1), ("eval", 2)]
     compiling.begin_block()
     assert compiling.in_steps == 0
 
@@ -224,7 +168,8 @@ def test_arms_take_turns_without_a_new_graph() -> None:
     model.compiled = compile_layers("aot_eager").layer
     made: list[int] = []
 
-    def run(way: Way, *, flash: bool = True) -> None:
+    masks = Way(force_sdpa=True)
+    for way, flash in ((Way(), True), (masks, True), (masks, False), (Way(), True), (masks, False)):
         before = count_compiled().graphs
         model.attend_by(way)
         torch.backends.cuda.enable_flash_sdp(flash)
@@ -233,17 +178,4 @@ def test_arms_take_turns_without_a_new_graph() -> None:
         finally:
             torch.backends.cuda.enable_flash_sdp(True)
         made.append(count_compiled().graphs - before)
-
-    masks = Way(force_sdpa=True)
-    for way, flash in ((Way(), True), (masks, True), (masks, False), (Way(), True), (masks, False)):
-        run(way, flash=flash)
     assert made == [1, 1, 1, 0, 0]
-
-
-def test_a_copy_of_the_model_has_the_same_names() -> None:
-    """What checkpoints and tests copy must not hold a compiled function by value."""
-    model = model_of()
-    model.compiled = whole
-    copied = copy.deepcopy(model)
-    assert list(copied.state_dict()) == list(model.state_dict())
-    assert copied.compiled is whole

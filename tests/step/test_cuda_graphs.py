@@ -81,7 +81,6 @@ class TestWhatMayBeReplayed:
         [
             ((2, 40, 16), torch.float32, nullcontext(), True),
             ((1, 40, 16), torch.float32, nullcontext(), False),
-            ((2, 41, 16), torch.float32, nullcontext(), False),
             ((2, 40, 16), torch.bfloat16, nullcontext(), False),
             ((2, 40, 16), torch.float32, torch.autocast("cpu", dtype=torch.bfloat16), False),
         ],
@@ -93,28 +92,14 @@ class TestWhatMayBeReplayed:
         with within:
             assert recording_of(model).fits(torch.zeros(shape, dtype=kind)) is fits
 
-    def test_not_while_evaluating(self, model: NSALanguageModel) -> None:
+    def test_only_training_and_its_gates_are_kept(self, model: NSALanguageModel) -> None:
         ran: list[int] = []
-        replay = recording_of(model)
-
-        def noting(x: Tensor) -> Tensor | None:
-            ran.append(x.shape[0])
-            return replay(x)
-
-        model.recording = noting
-        tokens = torch.randint(11, TOKENS)
-        model(tokens)
-        assert ran == [TOKENS[0]]
-        model.eval()(tokens)
-        assert ran == [TOKENS[0]]
-
-    def test_gates_are_those_of_the_last_pass(self, model: NSALanguageModel) -> None:
-        torch.manual_seed(1)
-        tokens = torch.randint(11, TOKENS)
+        replay, tokens = recording_of(model), torch.randint(11, TOKENS)
+        model.recording = lambda x: ran.append(1) or replay(x)
         model(tokens)
         replayed = model.gate_numbers()
-        model.recording = None
-        model(tokens)
+        model.eval()(tokens)
+        assert ran == [1]
         assert torch.equal(model.gate_numbers(), replayed)
 
 
@@ -151,6 +136,8 @@ class TestTheComparison:
 
         rounding = roundings(model, loss, loss, TOKENS)
         assert set(rounding.values()) == {0.0}
+        # A loss is one number, near the right one by chance: no less than what its type rounds by.
+        assert roundings(model, loss, loss, TOKENS, torch.bfloat16) == rounding | {"loss": 2**-8}
         return replay_gap(model, loss, rounding, TOKENS)
 
     def test_the_same_is_no_gap(self, model: NSALanguageModel) -> None:
