@@ -64,6 +64,12 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
         lambda r: ending_of(r, 1, recomputed=None),
         "rank 1 computed no step's loss a second time",
     ),
+    # The details in which a type shows have another size, too.
+    "a mean of another size, of which no type is told": (
+        lambda r: proof_of(r, 0, mean_low=0.484, mean_high=0.5, wire="8 bits or fewer"),
+        "came out as 0.484 to 0.5",
+    ),
+    "exchanged once": (lambda r: changed(r, 1, effects=(compressed(sent=2 * SIZE),)), ""),
 }
 
 
@@ -71,26 +77,9 @@ HEARTBEATS: dict[str, tuple[Callable[[Ranks], Ranks], str]] = {
 def test_heartbeats_that_do_not_balance(name: str) -> None:
     change, text = HEARTBEATS[name]
     table, ranks = honest()
-    assert text in "; ".join(all_accounts(table, change(ranks)))
-
-
-def test_gradients_that_are_exchanged_once_balance() -> None:
-    table, ranks = honest()
-    assert not all_accounts(table, changed(ranks, 1, effects=(compressed(sent=2 * SIZE),)))
-
-
-def test_of_a_mean_of_another_size_no_type_is_told() -> None:
-    """The details in which a type shows have another size, too."""
-    table, ranks = honest()
-    halved = proof_of(ranks, 0, mean_low=0.484, mean_high=0.5, wire="8 bits or fewer")
-    (found,) = all_accounts(table, halved)
-    assert "came out as 0.484 to 0.5" in found and "travel" not in found
-
-
-def test_each_rank_has_a_rate_of_its_own() -> None:
-    table, ranks = honest()
-    steps = ranks[1].steps
-    assert all_accounts(table, steps_of(ranks, 1, toks_per_s=steps["toks_per_s"] * 1.1)) == []
+    found = all_accounts(table, change(ranks))
+    assert text in "; ".join(found) and bool(found) is bool(text)
+    assert "mean" not in name or len(found) == 1
 
 
 def test_a_loss_that_is_smoothed_in_both_files_is_seen() -> None:
@@ -222,33 +211,31 @@ def test_of_several_micro_batches_only_the_first_is_proven() -> None:
     assert len(model.loss_account(table, silent)) == 1
 
 
-def _off(*names: str) -> Unbalanced:
+@pytest.mark.parametrize(
+    ("names", "topic"),
+    [
+        ("settings", "settings"),
+        ("settings memory", None),
+        # Of one remedy; and not of one.
+        ("token data", "trained_on"),
+        ("token saved", None),
+        ("token held_out", None),  # training reads other data, too
+        ("held_out evaluation", "evaluated"),
+        ("memory gates", None),  # both without one
+        # From one of them the others follow.
+        ("first_weights oracle", "first_weights"),
+        ("shadow left_over", "left_over"),
+    ],
+)
+def test_accounts_that_do_not_balance_have_one_remedy_or_none(
+    names: str, topic: str | None
+) -> None:
     known = {one.check.__name__.removesuffix("_account"): one for one in ACCOUNTS}
-    return Unbalanced(found=tuple((known[name], (f"{name} is off",)) for name in names))
-
-
-def test_one_account_alone_gives_its_row_topic_and_reason() -> None:
-    alone = _off("settings").account
-    assert (alone.topic, alone.reason) == ("settings", Reason.MISMATCH)
-    assert _off("settings", "memory").account is None
-    assert _off("memory", "settings").problems == ["memory is off", "settings is off"]
-
-
-def test_accounts_of_one_remedy_give_it_together() -> None:
-    both = _off("token", "data").account
-    assert both is not None and both.topic == "trained_on"
-    assert _off("token", "saved").account is None
-    assert _off("token", "held_out").account is None, "training reads other data, too"
-    both = _off("held_out", "evaluation").account
-    assert both is not None and both.topic == "evaluated"
-    assert _off("memory", "gates").account is None  # both without one
-
-
-def test_an_account_from_which_others_follow_gives_it_beside_them_too() -> None:
-    both = _off("first_weights", "oracle").account
-    assert both is not None and both.topic == "first_weights"
-    left = _off("shadow", "left_over").account
-    assert left is not None and (left.topic, left.reason) == ("left_over", Reason.NOT_LEARNING)
+    found = tuple((known[name], (f"{name} is off",)) for name in names.split())
+    alone = Unbalanced(found=found).account
+    assert (alone and alone.topic) == topic
+    assert Unbalanced(found=found).problems == [f"{name} is off" for name in names.split()]
+    assert alone is None or names != "settings" or alone.reason is Reason.MISMATCH
 
 
 def test_without_a_column_that_heartbeats_tell_nothing_is_held_against_them() -> None:

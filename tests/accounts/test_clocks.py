@@ -13,7 +13,6 @@ import pytest
 
 from runbook.accounts import clocks
 from runbook.records.evidence import RankLog
-from runbook.stats.steady import steady
 from tests.accounts.launches import (
     RANKS,
     WORK,
@@ -42,30 +41,10 @@ def test_both_clocks_of_a_rank_slowed_alike_are_held_by_its_wall_clock() -> None
     steps = ranks[0].steps
     wall = 1.7e9 + steps["mono"]
     assert clocks.wall_clock(steps_of(ranks, 0, ts=wall)[0]) == []
+    put_back = wall - 3600.0 * (steps["step"] > 30)
+    assert clocks.wall_clock(steps_of(ranks, 0, ts=put_back)[0]) == []
     (text,) = clocks.wall_clock(steps_of(ranks, 0, ts=wall, mono=steps["mono"] * 0.8)[0])
     assert text.startswith("rank 0: a typical step takes 0.0079 s by the monotonic clock and 0.00")
-
-
-def test_a_wall_clock_that_is_set_is_no_fraud() -> None:
-    _, ranks = honest()
-    steps = ranks[0].steps
-    for hours in (-3600.0, 3600.0):
-        wall = 1.7e9 + steps["mono"] + np.where(steps["step"] > 30, hours, 0.0)
-        assert clocks.wall_clock(steps_of(ranks, 0, ts=wall)[0]) == []
-
-
-def test_a_few_steps_on_a_busy_machine_are_no_fraud_but_half_the_time_is() -> None:
-    """Twelve steps whose ends a busy rank 1 notes up to 1 ms early or late, in steps of 10 ms."""
-    table, ranks = honest()
-    table, mono = table[:12], ranks[1].steps["mono"][:12]
-    wrong = 0
-    for seed in range(200):
-        noise = np.random.default_rng(seed).uniform(-0.001, 0.001, 12)
-        noisy = steps_of(ranks, 1, mono=mono + noise)
-        busy = clocks.BusySteps(noisy)
-        wrong += clocks.step_clock(table, noisy[1], busy) != []
-        assert clocks.step_clock(table.assign(dt_s=table["dt_s"] / 2), noisy[1], busy) != []
-    assert wrong <= 2
 
 
 def test_what_is_done_between_the_arms_of_a_round_is_left_out() -> None:
@@ -128,22 +107,6 @@ def long_table(**changed: float) -> pd.DataFrame:
     return table.assign(dt_s=dt, arm="", block=0, **columns)
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("hidden", [{"drift": 0.1}, {"pause": 0.02}])
-def test_what_is_hidden_from_the_steady_row_is_noticed(hidden: dict[str, float], lag: int) -> None:
-    """Drift by giving the steps in another order, slow steps by spreading them over the rest."""
-    table = long_table(**hidden)
-    times = table["dt_s"]
-    told = _invented(times) if "drift" in hidden else times.clip(upper=0.0104)
-    told += (times.sum() - told.sum()) / len(told)
-    lied = table.assign(dt_s=told)
-    assert steady(times.to_numpy()).outcome == "FAIL"
-    assert steady(told.to_numpy()).outcome == "PASS"
-    ranks = tuple(rank(number, table) for number in range(RANKS))
-    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks), lag=lag) == []
-    assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=lag)) == 1
-
-
 @pytest.mark.parametrize("usual_s", [0.06, 1.0])
 @pytest.mark.parametrize("off_s", [-0.04, 0.04])
 def test_one_step_of_another_length_is_noticed_however_long_steps_are(
@@ -197,13 +160,9 @@ def test_a_host_that_gets_ahead_in_every_block_is_no_fraud() -> None:
     assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks), lag=1) == []
     (problem,) = clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks))
     assert problem.startswith("dt_s sums to 1.034 of what rank 0's clock shows")
-
-
-@pytest.mark.parametrize("factor", [0.95, 1.05])
-def test_a_twentieth_more_or_less_is_fraud_all_the_same(factor: float) -> None:
-    table, ranks = real_steps()
-    lied = table.assign(dt_s=table["dt_s"] * factor)
-    assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=1)) == 1
+    for factor in (0.95, 1.05):
+        lied = table.assign(dt_s=table["dt_s"] * factor)
+        assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=1)) == 1
 
 
 def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:
@@ -242,15 +201,6 @@ def test_few_stalls_in_a_long_launch_cannot_leave_dt_s() -> None:
     (problem,) = clocks.time_account(told, (truth,), None, lag=1)
     assert problem.startswith("dt_s leaves out what waits for data, or ")
     assert ": 1.02 s of 5999 steps, which waited 1.02 s; 2e-05 s of a typical one" in problem
-
-
-def test_what_takes_as_long_as_the_waiting_is_not_said_to_be_it() -> None:
-    """A row that is written in no step's time takes 0.21 ms, and data come after 0.18 ms."""
-    table = rows()
-    table["fetch_s"] = np.where(table["step"] % 20 == 5, 4e-4, 1.8e-4)
-    told = table.assign(dt_s=table["dt_s"] - 2.1e-4)
-    (problem,) = clocks.time_account(told, (rank(0, table),), None)
-    assert "or something else that takes about as long" in problem
 
 
 def test_what_is_left_out_beside_the_waiting_is_not_blamed_on_it() -> None:

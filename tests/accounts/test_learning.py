@@ -58,9 +58,16 @@ def test_micro_batches_add_up_in_all_digits() -> None:
 
 def test_too_short_for_two_compressed_blocks_their_keys_may_stay_idle() -> None:
     _, ranks = honest()
-    idle = proof_of(ranks, 0, own_gradient={"attention.k_cmp": 0.0})
-    assert gradients.gradient_account(idle[:1], replace(WORK, seq_len=31)) == []
-    assert "k_cmp" in gradients.gradient_account(idle[:1], replace(WORK, seq_len=32))[0]
+    for name, idle in (
+        ("attention.k_cmp", True),
+        ("compress.up", True),
+        ("attention.k_sel", False),
+    ):
+        told = proof_of(ranks, 0, own_gradient={name: 0.0})[:1]
+        assert (gradients.gradient_account(told, replace(WORK, seq_len=31)) == []) is idle
+        assert name in gradients.gradient_account(told, replace(WORK, seq_len=32))[0]
+    negative = proof_of(ranks, 0, own_gradient={"attention.k_cmp": -1.0})
+    assert gradients.gradient_account(negative[:1], replace(WORK, seq_len=31))
 
 
 FP32 = replace(WORK, dtype="fp32", wire="fp32", device="cpu")
@@ -73,23 +80,18 @@ def proves(**told: Any) -> Ranks:
     return changed(ending_of(ranks, 1, proof=said), 1, proof=said)[1:]
 
 
-@pytest.mark.parametrize(("wire", "off"), [("fp32", 1e-5), ("fp16", 2e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize(
+    ("wire", "off"), [("fp32", 1e-5), ("fp16", 2e-3), ("bf16", 1e-2), ("int8", 0.0)]
+)
 @pytest.mark.parametrize("side", ["mean_low", "mean_high"])
 @pytest.mark.parametrize(("share", "found"), [(0.99, 0), (-0.99, 0), (1.01, 2), (-1.01, 2)])
 def test_a_mean_of_known_numbers_after_its_travel(
     wire: str, off: float, side: str, share: float, found: int
 ) -> None:
     told: dict[str, Any] = {"mean_low": 1.0, "mean_high": 1.0, "wire": wire}
-    ranks = proves(**told | {side: 1 + share * off})
-    for asked in (wire, None):  # None: the arms differ in it
+    ranks = proves(**told | {side: 1 + share * (off or 1e-9 * (abs(share) > 1))})
+    for asked in (wire, None) if off else (None,):  # None: the arms differ in it
         assert len(gradients.gradient_account(ranks, replace(WORK, wire=asked))) == found
-
-
-def test_an_unknown_type_on_the_wire_changes_nothing() -> None:
-    free = replace(WORK, wire=None)
-    told: dict[str, Any] = {"wire": "int8", "mean_low": 1.0, "mean_high": 1.0}
-    assert gradients.gradient_account(proves(**told), free) == []
-    assert len(gradients.gradient_account(proves(**told | {"mean_low": 1 - 1e-9}), free)) == 2
 
 
 @pytest.mark.parametrize(
@@ -99,7 +101,6 @@ def test_an_unknown_type_on_the_wire_changes_nothing() -> None:
         ({"missing": ["a", "b"]}, ": no gradient for a, b"),
         ({"own_gradient": {}}, ": no gradient reaches anything"),
         ({"own_gradient": {"a": math.nan, "b": 1.0, "c": -1.0}}, ": no gradient reaches a, c"),
-        ({"own_gradient": {"a": math.inf}}, ": no gradient reaches a"),
     ],
 )
 def test_a_gradient_that_does_not_arrive(told: dict[str, Any], says: str) -> None:
@@ -112,16 +113,6 @@ def test_only_fp16_scales_its_gradients_up_to_infinity() -> None:
     ranks = proves(own_gradient={"a": math.inf}, wire="bf16")
     assert gradients.gradient_account(ranks, replace(WORK, dtype="fp16")) == []
     assert len(gradients.gradient_account(ranks, replace(WORK, dtype="fp32"))) == 2
-
-
-@pytest.mark.parametrize(
-    ("group", "idle"),
-    [("attention.v_cmp", True), ("compress.up", True), ("attention.k_sel", False)],
-)
-def test_only_compressed_blocks_may_be_too_few(group: str, idle: bool) -> None:
-    short = replace(WORK, seq_len=31, block=16)
-    assert (gradients.gradient_account(proves(own_gradient={group: 0.0}), short) == []) is idle
-    assert len(gradients.gradient_account(proves(own_gradient={group: -1.0}), short)) == 2
 
 
 # Movement, at a learning rate of 1.
@@ -148,20 +139,11 @@ def test_parameters_move_by_the_rate(moved: float, says: str) -> None:
 @pytest.mark.parametrize("missing", [{"moved": None}, {"largest_lr": None}])
 def test_a_rank_that_is_silent_about_movement_hides_no_other(missing: dict[str, Any]) -> None:
     _, ranks = honest()
-    ranks = ending_of(ending_of(ranks, 0, **missing), 1, moved={"embedding": 0.0})
-    *_, silent, still = optimizer.movement_account(ranks)
+    still = ending_of(ending_of(ranks, 0, **missing), 1, moved={"embedding": 0.0})
+    *_, silent, other = optimizer.movement_account(still)
     assert silent == "rank 0 does not say how far its parameters moved"
-    assert "rank 1: 1 of 1 groups of parameters did not move" in still
-    assert optimizer.movement_account(ending_of(ranks, 1, moved=None)[1:]) == [
-        "rank 1 does not say how far its parameters moved"
-    ]
-    assert optimizer.movement_account(()) == []
-
-
-def test_without_steps_nothing_can_move() -> None:
-    _, ranks = honest()
-    (silent,) = changed(ranks, 1, steps=None)[1:]
-    (text,) = optimizer.movement_account([silent])
+    assert "rank 1: 1 of 1 groups of parameters did not move" in other
+    (text,) = optimizer.movement_account(changed(ranks, 1, steps=None)[1:])
     assert "embedding, norm moved further than 0 steps" in text
 
 
@@ -186,7 +168,6 @@ def spots(ranks: Ranks, **values: Any) -> Ranks:
     ("dtype", "device", "most"),
     [
         ("bf16", "cuda", 8 / 2**8),
-        ("bf16", "cpu", 8 / 2**8),
         ("fp16", "cuda", 8 / 2**11),
         ("fp32", "cuda", 8 / 2**11),
         ("fp32", "cpu", 2e-5),
@@ -270,12 +251,10 @@ def test_what_is_counted_has_to_be_exact(name: str, off: float) -> None:
 def test_every_rank_is_held_against_the_oracle(number: int) -> None:
     _, ranks = honest()
     who = f"rank {number}"
-    assert model.oracle_account(ranks[::-1], WORK) == []
     assert model.oracle_account([], WORK) == ["no rank held a batch against the oracle"]
-    for change in ({"attention": 0.3}, {"layers": 3.0}, {"seams": 1.0}, {"blocks_illegal": 1.0}):
-        off = proof_of(ranks, number, oracle={**proof(number)["oracle"], **change})
-        (text,) = model.oracle_account(off, WORK)
-        assert text.startswith(f"{who}: ")
+    off = proof_of(ranks, number, oracle={**proof(number)["oracle"], "attention": 0.3})
+    (text,) = model.oracle_account(off, WORK)
+    assert text.startswith(f"{who}: ")
     exact = ranks
     for other in range(2):
         spots_of = {**proof(other)["oracle"], "attention": 1e-6}

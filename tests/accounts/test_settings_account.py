@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -52,25 +51,13 @@ def env(cap: object, **more: Any) -> dict[str, Any]:
     return {"toggles": [{"name": "NSA_DDP_BUCKET_MB", "value": cap}], **more}
 
 
-@pytest.mark.parametrize("cap", [0.001, 0.25, 0.5, 1.0, 2.0, 3.7, 25.0])
+@pytest.mark.parametrize("cap", [0.25, 25.0])
 def test_the_buckets_of_a_cap_are_those_of_that_cap(cap: float) -> None:
     told = cut(cap)
     assert bucket_account(ranks_with(told), env(cap)) == []
     # While DDP looks for unused parameters it keeps the first buckets, turned round.
     turned = told | {name: told[name][::-1] for name in ("bytes", "last_bytes")}
     assert bucket_account(ranks_with(turned), env(cap)) == []
-
-
-@pytest.mark.parametrize("cap", [0.25, 0.5, 1.0, 2.0])
-@pytest.mark.parametrize("times", [0.5, 2.0])
-def test_twice_or_half_the_cap_is_told_for_every_rank(cap: float, times: float) -> None:
-    problems = bucket_account(ranks_with(cut(times * cap)), env(cap))
-    assert [problem.partition(":")[0] for problem in problems] == ["rank 0", "rank 1"]
-    assert all(f"NSA_DDP_BUCKET_MB={cap:g}" in problem for problem in problems)
-    told = re.search(r"above ([\d.]+) and up to ([\d.]+) MiB", problems[0])
-    least, most = map(float, told.groups())
-    assert least <= times * cap * 1.001
-    assert times * cap <= most * 1.001
 
 
 def test_the_caps_that_explain_buckets_are_all_of_them() -> None:
@@ -95,6 +82,8 @@ def test_no_single_cap_makes_buckets_that_are_cut_anyhow() -> None:
     told = {"bytes": [MIB, 3 * MIB, MIB], "last_bytes": [1024, 1024, 1024]}
     (problem, _) = bucket_account(ranks_with(told), env(1.0))
     assert "those of no single cap" in problem
+    (problem, _) = bucket_account(ranks_with({**told, "last_bytes": [1]}), env(1.0))
+    assert "told without the bytes" in problem
 
 
 def test_the_cap_of_an_arm_is_its_own() -> None:
@@ -118,12 +107,6 @@ def test_the_cap_of_an_arm_is_its_own() -> None:
 def test_the_default_counts_where_nothing_is_given() -> None:
     assert bucket_account(ranks_with(cut(25.0)), {}) == []
     assert bucket_account(ranks_with(cut(1.0)), {}) != []
-
-
-@pytest.mark.parametrize("left", [{}, {"bytes": [1]}, {"bytes": [1, 2], "last_bytes": [1]}])
-def test_sizes_that_are_not_told_are_no_proof(left: dict[str, Any]) -> None:
-    problems = bucket_account(ranks_with({"arm": "", "sizes_mib": [1.0], **left}), env(1.0))
-    assert "told without the bytes" in problems[0]
 
 
 def test_a_launch_that_tells_no_buckets_is_told_once_it_must_have_some() -> None:
@@ -192,30 +175,25 @@ def test_every_rank_computes_with_the_threads_of_the_plan() -> None:
     ("asked", "threads", "cpus", "told"),
     [
         ("16", 8, 16, False),  # eight cores, of which each has two CPUs: MKL takes no more
-        ("16", 8, 8, False),
         ("16", 6, 16, True),  # no machine of 16 CPUs has so few cores
-        ("4", 2, 16, True),
         ("4", 5, 4, True),
-        ("2", 1, 1, False),
         ("2", 1, None, True),
+        # Where torch decides nothing is asked.
+        ("3,2", 2, 8, False),
+        (None, 2, 8, False),
     ],
 )
 def test_fewer_threads_than_asked_for_are_explained_by_the_cores_only(
-    asked: str, threads: int, cpus: int | None, told: bool
+    asked: str | None, threads: int, cpus: int | None, told: bool
 ) -> None:
-    ranks = running(threads=threads, cpus=cpus, variables={"OMP_NUM_THREADS": asked})
+    variables = {"OMP_NUM_THREADS": asked, "MKL_NUM_THREADS": None}
+    ranks = running(threads=threads, cpus=cpus, variables=variables)
     assert bool(thread_account(ranks[1:], {})) is told
+    both = running(threads=threads, cpus=cpus, variables={**variables, "MKL_NUM_THREADS": "7"})
+    assert thread_account(both[1:], {}) == []
 
 
-@pytest.mark.parametrize(
-    "variables",
-    [{}, {"OMP_NUM_THREADS": "3,2"}, {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "2"}],
-)
-def test_where_torch_decides_nothing_is_asked(variables: dict[str, Any]) -> None:
-    assert thread_account(running(threads=2, variables=variables)[1:], {}) == []
-
-
-@pytest.mark.parametrize("odd", [math.nan, math.inf, 10**400, True, "25", [25], None])
+@pytest.mark.parametrize("odd", [math.nan, 10**400, True, "25"])
 def test_a_setting_that_is_no_number_is_told(odd: object) -> None:
     (problem, _) = bucket_account(ranks_with(cut(25.0)), env(odd))
     assert "NSA_DDP_BUCKET_MB" in problem
@@ -251,12 +229,9 @@ def test_what_was_read_back_as_it_was_saved_balances() -> None:
     ("told", "said"),
     [
         (None, "nothing of the checkpoint step_20 was read back"),
-        ({**TOLD, "elements": 0}, "nothing of the checkpoint step_20"),
         ({**TOLD, "step": 10}, "step 10 was read back, the newest checkpoint is step_20"),
         ({**TOLD, "other": 3}, "step_20: 3 of 64 elements read back are not what the run held"),
-        ({**TOLD, "other": None}, "step_20: None of 64 elements"),
         ({**TOLD, "read": 0}, "0 of the 1 checkpoints that were written were read back"),
-        ({**TOLD, "read": None}, "None of the 1 checkpoints that were written"),
         ({**TOLD, "wrong": [10]}, "checkpoints of the steps 10 did not hold what the run held"),
         (
             {**TOLD, "other": 64, "wrong": [20], "unreadable": "names builtins.getattr"},
@@ -274,7 +249,6 @@ def test_anything_else_is_told(told: Any, said: str) -> None:
     [
         ([{"step": 60}, {"step": 60}], []),
         ([{"step": 60}, {"step": 59}], ["rank 1 goes on from step 20 at {'step': 59} in its data"]),
-        ([{"step": 60}, None], ["rank 1 goes on from step 20 at None"]),
         ([{"step": 20}] * 2, ["rank 0 goes on", "rank 1 goes on"]),
         ([{"step": 60}], ["the checkpoint does not tell where each rank goes on"]),
         (None, ["the checkpoint does not tell where each rank goes on"]),
@@ -310,16 +284,10 @@ def test_a_step_without_the_checkpoint_that_is_due_is_told() -> None:
         "no checkpoint of step 10, 30, 50 was written, train.save_every=10 asks for it; "
         "those of 20, 40 were"
     )
-    (problem,) = checkpoints_left_out((replace(rank, checkpoints=()), *others), Keeping(saves=20))
-    assert problem.startswith("no checkpoint of step 20, 40 was written")
-    assert problem.endswith("; none was")
-
-
-def test_of_many_steps_without_a_checkpoint_the_first_are_named() -> None:
-    first, *others = honest()[1]
-    none = replace(first, checkpoints=())
+    none = replace(rank, checkpoints=())
     (problem,) = checkpoints_left_out((none, *others), Keeping(saves=1))
     assert problem.startswith("no checkpoint of step 1, 2, 3, 4, 5, 6, 7, 8 and 51 more was")
+    assert problem.endswith("; none was")
 
 
 # Validation losses of the steps that were evaluated; all but 25 were saved, 50 was not evaluated.
@@ -351,11 +319,10 @@ def test_what_stays_follows_from_config_and_evaluations(keeping: Keeping, kept: 
             assert f"train.keep_last={keeping.last}, keep_every={keeping.every}" in problem
 
 
-@pytest.mark.parametrize("kept", [[10, 50], [30, 50], [50]])
-def test_another_one_than_the_best_is_told_with_the_losses(kept: list[int]) -> None:
-    (problem,) = saved_account(that_keeps(kept), Keeping(last=1, best=True))
+def test_another_one_than_the_best_is_told_with_the_losses() -> None:
+    (problem,) = saved_account(that_keeps([30, 50]), Keeping(last=1, best=True))
     assert problem == (
-        f"checkpoints of the steps {', '.join(map(str, kept))} were kept, train.keep_last=1, "
-        "keep_every=0 and keep_best=true keep 20, 50; validation loss 3.0000 at 10, 2.0000 at 20, "
-        "2.0000 at 30, nan at 40"
+        "checkpoints of the steps 30, 50 were kept, train.keep_last=1, keep_every=0 and "
+        "keep_best=true keep 20, 50; validation loss 3.0000 at 10, 2.0000 at 20, 2.0000 at 30, "
+        "nan at 40"
     )

@@ -152,14 +152,6 @@ def test_two_readings_of_memory_may_be_16_mib_apart(apart: float, found: int) ->
     assert memory_account(steps_of(ranks, 1, cuda_mib=0.0), WORK) == []
 
 
-def test_a_trace_that_is_written_beside_a_step_may_take_memory() -> None:
-    table, ranks = honest()
-    peak = np.where(table["step"] == 9, 520.0, 301.0)
-    first = steps_of(ranks, 0, rss_mib=peak)[:1]
-    assert len(memory_account(first, CPU)) == 1
-    assert memory_account(steps_of(first, 0, alone=peak == 301.0), CPU) == []
-
-
 def test_a_step_without_any_gradient_is_told() -> None:
     _, ranks = honest()
     steps = ranks[1].steps

@@ -137,7 +137,7 @@ def test_micro_batches_give_the_gradient_of_the_batch_that_they_make() -> None:
         torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("broken", [None, 1, 2, 3])
+@pytest.mark.parametrize("broken", [None, 1, 3])
 def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> None:
     """Three saves of which the newest alone stays; one holds other weights than the run."""
     trainer = engine("--set", "train.keep_last=1")

@@ -20,17 +20,7 @@ from nsa.settings import ConfigError
 from runbook.process import reaper
 from tests.train.launching import Launch, environment
 
-MAY_BE_IMPORTED = (
-    "nsa",
-    "nsa.contract",
-    "nsa.toggles",
-    "nsa.settings",
-    "nsa.strict_yaml",
-    "nsa.torch_env",
-)
-LAUNCHED = [pytest.mark.e2e]
-
-
+MAY_BE_IMPORTED = ("nsa", "nsa.contract", "nsa.toggles", "nsa.settings", "nsa.torch_env")
 HEAVY = {"numpy", "pandas", "scipy", "rich", "tensorboard", "datasets", "tiktoken", "pyarrow"}
 
 
@@ -59,7 +49,9 @@ def test_exit_codes_have_their_numbers_and_a_meaning() -> None:
     assert all(code.meaning for code in ExitCode)
 
 
-def test_files_of_a_rank_are_found_by_their_own_names() -> None:
+def test_files_of_a_rank_and_checkpoints_are_found_by_their_own_names() -> None:
+    assert contract.checkpoint_step(contract.checkpoint_name(12)) == 12
+    assert contract.checkpoint_step(".step_12.tmp") is None
     assert contract.HEARTBEATS.name(3) == "heartbeat_rank3.jsonl"
     assert contract.HEARTBEATS.rank_of("heartbeat_rank12.jsonl") == 12
     assert contract.HEARTBEATS.rank_of("heartbeat_rank1_old.jsonl") is None
@@ -69,13 +61,8 @@ def test_files_of_a_rank_are_found_by_their_own_names() -> None:
     assert contract.FLIGHTS.rank_of("flight_rank0.json.tmp") is None
 
 
-def test_checkpoints_are_known_by_their_step() -> None:
-    assert contract.checkpoint_step(contract.checkpoint_name(12)) == 12
-    assert contract.checkpoint_step(".step_12.tmp") is None
-
-
 class TestOfARealLaunch:
-    pytestmark = LAUNCHED
+    pytestmark = pytest.mark.e2e
 
     def test_every_event_carries_the_fields_that_are_listed(self, everything: Launch) -> None:
         seen = set()
@@ -85,16 +72,8 @@ class TestOfARealLaunch:
                 assert tuple(beat) == (*COMMON_FIELDS, *event.fields), event
                 assert beat["phase"] in set(Phase)
                 seen.add(event)
-        missing = {
-            Event.DATA_START,
-            Event.COMPILED,
-            Event.ARM_FAILED,
-            Event.ENOUGH,
-            Event.CEILING_START,
-            Event.NONFINITE,
-            Event.HALT,
-        }
-        assert missing - {Event.DATA_START} <= set(Event) - seen <= missing
+        missing = {"compiled", "arm_failed", "enough", "ceiling_start", "nonfinite", "halt"}
+        assert missing <= set(Event) - seen <= missing | {"data_start"}
 
     def test_an_arm_that_cannot_run_and_enough_are_told_as_listed(self, arms: Launch) -> None:
         for event in (Event.ARM_FAILED, Event.ENOUGH):
@@ -122,13 +101,9 @@ def test_a_directory_with_traces_of_a_launch_is_refused(tmp_path: Path, name: st
     (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=r"belongs to an earlier launch"):
         claim(tmp_path, 2)
-
-
-def test_the_harness_own_files_are_no_traces(tmp_path: Path) -> None:
-    for name in ("launch.json", "console.log", "heartbeat_rank1.jsonl"):
-        (tmp_path / name).touch()
-    assert leftovers(tmp_path, world_size=2) == []
-    assert leftovers(tmp_path, world_size=1) == ["heartbeat_rank1.jsonl"]
+    for other in ("launch.json", "console.log", "heartbeat_rank1.jsonl"):
+        (tmp_path / other).touch()
+    assert leftovers(tmp_path, world_size=2) == sorted({name, "heartbeat_rank1.jsonl"})
 
 
 def test_two_links_lead_to_the_newest_launch_by_hand(
@@ -144,27 +119,14 @@ def test_two_links_lead_to_the_newest_launch_by_hand(
             assert (tmp_path / link).resolve() == run_dir
     link_latest(tmp_path / "artifacts/prod/first", str(tmp_path / "artifacts/prod"))
     assert (tmp_path / "artifacts/latest").resolve().name == "second"
-
-
-def test_somebodys_file_with_the_name_of_the_link_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    run_dir = tmp_path / "artifacts/prod/first"
-    run_dir.mkdir(parents=True)
+    (tmp_path / "artifacts/latest").unlink()
     (tmp_path / "artifacts/latest").write_text("mine")
     link_latest(run_dir, "artifacts/prod")
     assert (tmp_path / "artifacts/latest").read_text() == "mine"
-    assert sorted(path.name for path in run_dir.parent.parent.iterdir()) == ["latest", "prod"]
 
 
 def test_json_holds_no_bare_nan() -> None:
-    assert plain({"a": float("nan"), "b": -math.inf, "c": 1.5, "d": None}) == {
-        "a": "nan",
-        "b": "-inf",
-        "c": 1.5,
-        "d": None,
-    }
+    assert plain([math.nan, -math.inf, 1.5, None]) == ["nan", "-inf", 1.5, None]
 
 
 def test_line_files_are_never_shared(tmp_path: Path) -> None:
@@ -197,11 +159,9 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "clean"),
     [
-        ("--local-path=/data/x", "--local-path=/data/x"),
         ("API_KEY=abc123", "API_KEY=[redacted]"),
         ("https://user:pw@host/x", "https://[redacted]@host/x"),
         ("hf_abcdefghij123", "[redacted]"),
-        ("HF_AUTH=abc123", "HF_AUTH=[redacted]"),
         ("data.tokenizer=byte", "data.tokenizer=byte"),
         ("--auth=abc123", "--auth=[redacted]"),
         ("token=a b", "token=[redacted] b"),

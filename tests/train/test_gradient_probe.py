@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nsa import layer as layers
-from nsa.model import Layer, NSALanguageModel, SwiGLU
+from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
-from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces
+from nsa.witness.accounts import Movement, TokenMeter, batch_digest
 from nsa.witness.gradient_probe import _row, probe_gradients
 from nsa.witness.oracle_check import OracleCheck
 from tests.train.engines import S, batch, engine
@@ -77,23 +77,6 @@ def _oracle(
     )
 
 
-def _attention_left_out(_real: Any) -> Any:
-    def forward(self: Layer, x: Tensor, **_: Any) -> Tensor:
-        x = x + 0 * self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
-
-    return forward
-
-
-def _mlp_swapped(_real: Any) -> Any:
-    def forward(self: SwiGLU, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        out: Tensor = self.down(gate * torch.nn.functional.silu(up))
-        return out
-
-    return forward
-
-
 def _gates_for_statistics_alone(real: Any) -> Any:
     def forward(self: layers.NSAAttention, x: Tensor) -> Tensor:
         out: Tensor = real(self, x)
@@ -102,16 +85,6 @@ def _gates_for_statistics_alone(real: Any) -> Any:
         return out
 
     return forward
-
-
-def _loss_on(inputs: slice, targets: slice) -> Callable[[Any], Any]:
-    """Cross entropy of some logits on some tokens."""
-
-    def loss(self: Engine, tokens: Tensor) -> Tensor:
-        logits = self.model(tokens[:, :-1])[:, inputs]
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, targets].flatten())
-
-    return lambda _real: loss
 
 
 class _SlopeTimes(torch.autograd.Function):
@@ -166,22 +139,11 @@ MODEL = (NSALanguageModel, "forward")
 LOSS = (Engine, "loss")
 # What is replaced, by what, and where the pass over the first batch has to show it.
 WRONG: dict[str, tuple[tuple[Any, str], Callable[[Any], Any], Callable[[dict[str, Any]], bool]]] = {
-    "attention times 0": (
+    "attention that reads nothing": (
         ATTENTION,
         lambda real: lambda self, x: 0 * real(self, x),
         _oracle("attention"),
     ),
-    "residual without attention": ((Layer, "forward"), _attention_left_out, _oracle("layer")),
-    "mlp halves swapped": ((SwiGLU, "forward"), _mlp_swapped, _oracle("layer")),
-    **{
-        f"{name} of {part}": (PARTS, _part(part, change), _oracle("attention"))
-        for name, part, change in (
-            ("nothing", "v_cmp", lambda x: x * 0),
-            ("nothing", "v_sel", lambda x: x * 0),
-            ("the first key only", "v_sel", lambda x: x[:, :, :1].expand_as(x).contiguous()),
-            ("a shift", "k_win", lambda x: x.roll(1, 2)),
-        )
-    },
     "gates kept for statistics alone": (
         ATTENTION,
         _gates_for_statistics_alone,
@@ -211,30 +173,20 @@ WRONG: dict[str, tuple[tuple[Any, str], Callable[[Any], Any], Callable[[dict[str
         lambda real: lambda self, x: real(self, _times(2.0)(x)),
         _oracle("slope", 1e-2),
     ),
-    "something behind the logits": (
+    "logits that are halved": (
         MODEL,
         lambda real: lambda self, x: real(self, x) * 0.5,
         _oracle("logits", 0.4),
     ),
-    "loss on other targets": (
-        LOSS,
-        _loss_on(slice(None), slice(-1)),
-        lambda proof: abs(proof["loss"] - proof["loss_again"]) > 2e-3,
-    ),
     "loss of half of each sequence": (
         LOSS,
         lambda real: lambda self, tokens: real(self, tokens[:, : S // 2 + 1]),
-        lambda proof: proof["positions"] == S,
+        lambda proof: proof["positions"] == S and abs(proof["loss"] - proof["loss_again"]) > 2e-3,
     ),
     "loss that counts half": (
         LOSS,
         lambda real: lambda self, tokens: real(self, tokens) * 0.5,
         lambda proof: abs(proof["logit_gradient"] - 0.5) < 1e-3,
-    ),
-    "a step that does not count": (
-        LOSS,
-        lambda real: lambda self, tokens: real(self, tokens) * 0,
-        lambda proof: set(proof["own_gradient"].values()) == {0.0},
     ),
     "nothing is clipped": (
         (Engine, "clip"),
@@ -335,15 +287,6 @@ def test_a_frozen_parameter_gets_no_gradient() -> None:
     assert probe_gradients(trainer, batch())["missing"] == ["norm.weight"]
 
 
-def test_pieces_are_every_element_once() -> None:
-    trainer = engine()
-    found = list(pieces(trainer.model))
-    assert sum(p.of(p.parameter).numel() for p in found) == trainer.model.n_parameters()
-    assert {"attention.q", "attention.gates", "embedding", "mlp.down", "norm"} <= {
-        p.group for p in found
-    }
-
-
 def test_movement_names_the_group_whose_worst_layer_stood_still() -> None:
     trainer = engine()
     movement = Movement(trainer.model)
@@ -372,10 +315,3 @@ def test_the_meter_counts_what_enters_the_embedding_in_a_step_only() -> None:
     meter.begin([tokens])
     trainer.loss(batch(6).tokens)
     assert meter.sums()["fetched_sum"] != meter.sums()["embedded_sum"]
-
-
-def test_digests_of_parts_add_up_to_that_of_the_whole() -> None:
-    rows = batch().tokens
-    parts = batch_digest(rows[:1]) + batch_digest(rows[1:])
-    assert parts % 2**64 == batch_digest(rows) == batch_digest(rows.flip(0))
-    assert batch_digest(rows) != batch_digest(rows.roll(1, 1))
