@@ -99,12 +99,7 @@ def test_files_belong_to_one_rank_where_they_can(told: dict[str, Any]) -> None:
 def test_going_on_repeats_and_skips_nothing(told: dict[str, Any]) -> None:
     assert told["resumed"] == [True] * 15
     assert told["where"].startswith("file ")
-
-
-def test_it_was_really_read_from_the_hub_in_ranges(told: dict[str, Any]) -> None:
-    assert any(
-        line.endswith("parquet") is False and ".parquet bytes=" in line for line in told["asked"]
-    )
+    assert any(".parquet bytes=" in line for line in told["asked"]), "streamed, in ranges"
 
 
 def test_a_stall_is_named(tmp_path: Path) -> None:
