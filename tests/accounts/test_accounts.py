@@ -22,7 +22,6 @@ from tests.accounts.launches import (
     proof_of,
     sources,
     steps_of,
-    table_accounts,
 )
 
 
@@ -80,15 +79,6 @@ def test_heartbeats_that_do_not_balance(name: str) -> None:
     found = all_accounts(table, change(ranks))
     assert text in "; ".join(found) and bool(found) is bool(text)
     assert "mean" not in name or len(found) == 1
-
-
-def test_a_loss_that_is_smoothed_in_both_files_is_seen() -> None:
-    table, ranks = honest()
-    smooth = table.assign(loss=table["loss"].ewm(alpha=0.1).mean())
-    told = [steps_of(ranks, n, loss=smooth["loss"])[n] for n in range(len(ranks))]
-    (one, other) = table_accounts(smooth, told, WORK, None)
-    assert "rank 0 computed the loss of step 2 again" in one and "5 of 6 steps differ" in one
-    assert "rank 1" in other
 
 
 @pytest.mark.parametrize(("apart", "found"), [(1.9e-4, 0), (2.1e-4, 2)])

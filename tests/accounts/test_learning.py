@@ -196,25 +196,13 @@ def test_a_type_explains_eight_roundoffs_and_no_more(
             assert f"rank 0: {says}" in found
 
 
-@pytest.mark.parametrize("told", [{"n_layers": 2, "w": 48}, {"n_layers": 2}, None])
-def test_a_model_of_another_shape_than_the_config_is_seen(told: dict[str, Any] | None) -> None:
+def test_a_model_of_another_shape_than_the_config_is_seen() -> None:
     """The oracle takes the shape that the model has, so it agrees with any."""
     work = replace(WORK, shape={"n_layers": 2, "w": 64})
     _, ranks = honest()
     assert model.oracle_account(spots(ranks, shape=work.shape), work) == []
-    found = model.oracle_account(spots(ranks, shape=told), work)
-    wrong = {n: value for n, value in work.shape.items() if (told or {}).get(n) != value}
-    has = ", ".join(f"{name}={(told or {}).get(name)}" for name in wrong)
-    wanted = ", ".join(f"{name}={value}" for name, value in wrong.items())
-    assert f"rank 0: the model has {has}, the config {wanted} (first batch)" in found
-
-
-def test_a_run_of_before_slopes_were_told_is_judged_without_them() -> None:
-    _, ranks = honest()
-    for text in model.oracle_account(spots(ranks, slope=0.3), WORK):
-        assert text.startswith("rank 0: a layer's gradient is off by 0.3")
-    told = {n: v for n, v in proof(0)["oracle"].items() if n != "slope"}
-    assert model.oracle_account(proof_of(ranks, 0, oracle=told), WORK) == []
+    found = model.oracle_account(spots(ranks, shape={"n_layers": 2}), work)
+    assert "rank 0: the model has w=None, the config w=64 (first batch)" in found
 
 
 def test_an_embedding_is_copied_exactly() -> None:

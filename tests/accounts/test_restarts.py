@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ import pytest
 
 from nsa.contract.digests import recomputed_steps
 from runbook.accounts.between_steps import beside_account, restart_account
-from runbook.folder.launch.rank_log import read_heartbeats
 from tests.accounts.launches import RANKS, STEPS, Ranks, honest, rank, rows, steps_of
-from tests.factory.files import beat
 
 EVALUATED = ("eval_start", "eval")
 SAVED = ("eval_start", "eval", "checkpoint_start", "checkpoint")
@@ -56,16 +53,6 @@ def test_a_step_is_timed_from_where_what_is_beside_it_ends(
 ) -> None:
     table, ranks = doing(kinds, (21, 31, 41), 9.0, counted=counted)
     assert restart_account(table, ranks, lag=lag) == []
-
-
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("kinds", [EVALUATED, SAVED])
-def test_an_evaluation_that_counts_as_a_step_is_noticed(kinds: Collection[str], lag: int) -> None:
-    table, ranks = doing(kinds, (31,), 9.0, counted=False)
-    (problem,) = restart_account(told(table, (31,), 9.0), ranks, lag=lag)
-    assert problem.startswith("dt_s of step 31 is 9.0")
-    assert "s, by rank 0's clock the step took 0.0" in problem
-    assert problem.endswith("(1 such steps) after an evaluation or a save")
 
 
 def test_a_short_evaluation_that_counts_is_noticed_in_the_middle_of_three() -> None:
@@ -122,21 +109,6 @@ def test_marks_that_are_missing_are_no_balance() -> None:
     steps = ranks[0].steps
     bare = (replace(ranks[0], steps=steps.drop(columns="timed_from")),)
     assert restart_account(table, bare) == ["rank 0 does not mark where its steps begin"]
-
-
-def test_the_mark_is_the_last_one_before_the_steps_time_begins(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeat_rank0.jsonl"
-    text = ""
-    for step in (1, 2, 3):
-        text += beat("step_start", step=step, mono=float(step))
-        text += beat("fetched", step=step, mono=step + 0.1)
-        if step == 2:
-            text += beat("recomputed", step=step, mono=step + 0.3)
-        text += beat("step_end", step=step, mono=step + 0.9)
-    path.write_text(text)
-    log = read_heartbeats(path, rank=0, relative_to=tmp_path)
-    assert log.steps["timed_from"].tolist() == [1.0, 2.3, 3.0]
-    assert log.beside == {2: frozenset({"recomputed"})}
 
 
 NOTHING_ASKED: dict[str, Any] = {"config": {"train": {"eval_every": 0, "save_every": 0}}}

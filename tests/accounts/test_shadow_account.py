@@ -40,13 +40,11 @@ def test_each_gap_has_its_limit(name: str, limit: float) -> None:
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
-        (("second_moment",), "beta2"),
         (("weight", "second_moment"), "beta2"),
         (("weight", "first_moment"), "beta1"),
         # A gradient that is another one is in both.
         (("weight", "first_moment", "second_moment"), ""),
         (("second_moment", "norm"), ""),
-        (("norm",), ""),
     ],
 )
 def test_a_moment_that_is_wrong_alone_names_its_beta(wrong: tuple[str, ...], named: str) -> None:
@@ -176,11 +174,9 @@ CUT = 0.69 / 2**8
     ("bias", "found"),
     [
         ({"toward_zero": CUT}, ["towards 0"]),
-        ({"toward_zero": -CUT}, ["towards 0"]),
         ({"down": CUT}, ["up or down"]),
         ({"toward_zero": CUT, "down": -CUT}, ["towards 0", "up or down"]),
         ({"toward_zero": 0.24 / 2**8, "down": -0.24 / 2**8}, []),
-        ({"toward_zero": math.nan}, ["towards 0"]),
         ({"down": None}, ["up or down"]),
         # Of few elements the mean may be further off.
         ({"toward_zero": 0.5 / 2**8, "weight": 30.0}, []),

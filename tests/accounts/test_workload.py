@@ -39,22 +39,11 @@ def env(**effective: Any) -> dict[str, Any]:
 
 
 def test_the_workload_of_a_launch() -> None:
-    assert Workload.of(env()) == Workload(
-        nproc=2,
-        step_tokens=384,
-        pass_tokens=128,
-        seq_len=64,
-        block=16,
-        wire="fp32",
-        data=None,
-        dtype="bf16",
-        device="cpu",
-        layers=4,
-        grad_clip=0.5,
-        eval_every=20,
-        eval_batches=4,
-        shape={"n_layers": 4, "l": 16},
-    )
+    work = Workload.of(env())
+    assert (work.nproc, work.step_tokens, work.pass_tokens, work.block) == (2, 384, 128, 16)
+    assert (work.wire, work.data, work.dtype, work.layers) == ("fp32", None, "bf16", 4)
+    assert (work.grad_clip, work.eval_every, work.eval_batches) == (0.5, 20, 4)
+    assert work.shape == {"n_layers": 4, "l": 16}
     assert Workload.of(env(steps=9)).steps == 9
     assert Workload.of(env() | {"config": None}).block == 0
 

@@ -119,27 +119,6 @@ def test_a_toggle_took_effect_where_it_shows(
     assert effects._judge(name, seen({name: value}, engine, **more))[0] is took
 
 
-@pytest.mark.parametrize("asked", [False, True])
-@pytest.mark.parametrize("groups", [(False, False), (True, False), (True, True)])
-def test_fused_is_what_the_optimizer_goes_by_in_every_group(
-    asked: bool, groups: tuple[bool, ...]
-) -> None:
-    """The engine says that it is as asked, in each case."""
-    optimizer = torch.optim.AdamW(
-        [{"params": [torch.nn.Parameter(torch.ones(2))], "fused": one or None} for one in groups]
-    )
-    for group in optimizer.param_groups:
-        (parameter,) = group["params"]
-        parameter.grad = torch.ones(2)
-    with OperatorCount() as operators:
-        optimizer.step()
-    engine = {"optimizer": optimizer, "device": torch.device("cpu")}
-    shown = seen({"NSA_OPT_FUSED": "1" if asked else "0"}, engine, update=dict(operators.names))
-    took, evidence = effects._judge("NSA_OPT_FUSED", shown)
-    assert took == (set(groups) == {asked})
-    assert evidence["fused"] == list(groups)
-
-
 def test_safe_mode_is_all_of_its_consequences() -> None:
     took, evidence = effects._judge("NSA_DDP_SAFE_MODE", seen({"NSA_DDP_SAFE_MODE": "1"}))
     assert took is True
@@ -148,29 +127,6 @@ def test_safe_mode_is_all_of_its_consequences() -> None:
 
 SHAPE = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=4, d=2, l_sel=4, n_sel=3, w=4)
 MODEL = SimpleNamespace(cfg=SimpleNamespace(attention=SHAPE))
-
-
-def _built(version: str) -> RangeCounts:
-    blocks = torch.tensor([0, 1, 2]).expand(1, 12, 1, 3)
-    with count_ranges() as counts:
-        selection.build_ranges(blocks, SHAPE, cast("Any", version))
-    return counts
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
-def test_ranges_are_known_by_what_runs_not_by_what_they_are_called(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = {"NSA_SEL_RANGES_V2": "1" if version == "v2" else "0"}
-    looked = seen(asked, {"model": MODEL})
-    took, evidence = effects._ranges(replace(looked, ranges=_built(version)))
-    assert took is True
-    assert evidence["ran"] == [version]
-    other = selection.ranges_v1 if version == "v2" else selection.ranges_v2
-    monkeypatch.setattr(selection, f"ranges_{version}", other)
-    took, evidence = effects._ranges(replace(looked, ranges=_built(version)))
-    assert took is False
-    assert evidence["ranges"] == [f"nsa.sel.ranges_{version}"]
 
 
 LOOKS: dict[str, Callable[[torch.Tensor], object]] = {

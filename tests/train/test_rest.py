@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from nsa.step.engine import Engine
-from nsa.train.evaluation import evaluate
-from nsa.witness.accounts import TokenMeter
 from nsa.witness.shadow import Shadow
 from tests.train.engines import batch
 from tests.train.shadowed import STEPS, TOKEN, engine, last_weight
@@ -68,28 +66,6 @@ def test_what_changes_while_all_has_to_rest_is_counted(what: str, later: bool) -
     shadow.watch(1)
     found = shadow.report()["jumps"]
     assert found > 1 if jumps is None else found == jumps
-
-
-@pytest.mark.parametrize("by", [0.0, 1e-6], ids=("the same", "others"))
-@pytest.mark.parametrize("trains", [True, False], ids=("after a step", "as gone on from"))
-def test_the_weights_of_an_evaluation_are_those_that_the_last_update_left(
-    by: float, trains: bool
-) -> None:
-    """Others that are there for its passes alone would be back when anything else looks."""
-    made = engine("--set", "train.eval_every=1")
-    shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
-    meter = TokenMeter(made.model)
-    for step in range(1, 4 if trains else 1):
-        outcome = made.compute([batch(step, 32)])
-        made.update(step)
-        shadow.updated(step, outcome.norm)
-    weights = [p.detach().clone() for p in made.model.parameters()]
-    for parameter in made.model.parameters():
-        parameter.data.add_(by)
-    evaluate(made, meter.passing([batch(9, 32).tokens], shadow.evaluating), drawn=0)
-    for parameter, own in zip(made.model.parameters(), weights, strict=True):
-        parameter.data.copy_(own)
-    assert shadow.report()["jumps"] == (len(weights) if by else 0)
 
 
 @pytest.mark.parametrize("what", BETWEEN_UPDATES)
