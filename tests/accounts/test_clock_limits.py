@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 
 from runbook.accounts import clocks
-from runbook.records import RankExit
 from tests.accounts.launches import Ranks, changed, honest, steps_of
 
 DT_S = 0.01
@@ -31,67 +30,6 @@ def one_rank(
 def agrees(table: pd.DataFrame, ranks: Ranks) -> bool:
     """Of all steps together; rank 0, which writes dt_s, is held to each by itself as well."""
     return clocks.step_clock(table, replace(ranks[0], rank=1), clocks.BusySteps(ranks)) == []
-
-
-@pytest.mark.parametrize(("said_s", "found"), [(97.0, 0), (96.9, 1), (103.0, 0), (103.1, 1)])
-def test_steps_arrive_at_the_launcher_as_fast_as_they_are_said_to(
-    said_s: float, found: int
-) -> None:
-    """2 % of 100 s, and a second for looking. A rank that was never seen hides no other one."""
-    unseen = (RankExit(rank=0, code=0, said_s=1.0), RankExit(rank=0, code=0, watched_s=1.0))
-    end = RankExit(rank=1, code=0, said_s=said_s, watched_s=100.0)
-    problems = clocks.time_account(*honest(), None, (*unseen, end))
-    assert len(problems) == found
-    assert all(text.startswith("rank 1 counts") for text in problems)
-
-
-@pytest.mark.parametrize(
-    ("apart_s", "cpu_apart_s", "says"),
-    [
-        (None, None, ""),
-        (-0.01, -0.02, ""),
-        (0.001, 0.1, ""),
-        (0.0011, 0.0, "rank 1's clock goes otherwise than the launcher's: 0.001 s"),
-        (0.0, 0.11, "rank 1 tells other processor times (cpu_s) than the kernel"),
-    ],
-)
-def test_clocks_go_as_they_do_where_lines_arrive(
-    apart_s: float | None, cpu_apart_s: float | None, says: str
-) -> None:
-    """A millisecond, and a tenth of a second of processor time with 2 % of what was spent."""
-    table, ranks = honest()
-    end = RankExit(rank=1, code=0, apart_s=apart_s, cpu_apart_s=cpu_apart_s)
-    problems = clocks.time_account(table, ranks, None, (RankExit(rank=0, code=0), end))
-    assert [text[: len(says)] for text in problems] == ([says] if says else [])
-    spent = changed(ranks, 1, steps=ranks[1].steps.assign(cpu_s=100.0))
-    told = clocks.time_account(table, spent, None, (end.model_copy(update={"cpu_apart_s": 2.0}),))
-    assert "kernel" not in " ".join(told)
-
-
-@pytest.mark.parametrize(
-    ("gap_s", "says"),
-    [(9.9, ""), (-9.9, ""), (None, ""), (10.1, "10.1 s behind"), (-3600.0, "3600.0 s ahead of")],
-)
-def test_times_of_day_are_those_of_the_machine(gap_s: float | None, says: str) -> None:
-    ends = (RankExit(rank=0, code=0, wall_gap_s=0.1), RankExit(rank=1, code=0, wall_gap_s=gap_s))
-    told = f"rank 1 writes times (ts) that are {says} the clock of the machine that it runs on"
-    assert clocks.time_account(*honest(), None, ends) == ([told] if says else [])
-
-
-@pytest.mark.parametrize(
-    ("span_s", "says"),
-    [(102.1, ""), (102.2, "in a launch"), (38.0, ""), (37.9, "of a launch"), (None, "")],
-)
-def test_a_rank_counts_what_its_launch_took(span_s: float | None, says: str) -> None:
-    """At most 2 % and 0.1 s more than 100 s, at most 2 % and a minute less."""
-    table, ranks = honest()
-    for number in (0, 1):
-        ranks = changed(ranks, number, clock_s=span_s)
-    text = f"counts {span_s} s {says} of 100.0 s"
-    assert clocks.time_account(table, ranks, 100.0) == (
-        [f"rank {number} {text}" for number in (0, 1)] if says else []
-    )
-    assert clocks.time_account(table, ranks, None) == []
 
 
 @pytest.mark.parametrize(

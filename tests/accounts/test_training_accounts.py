@@ -3,88 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.accounts.gradients import clip_account, norm_account, told_norm_account
-from runbook.accounts.optimizer import rate_account, update_account, warmup_account
+from runbook.accounts.gradients import told_norm_account
+from runbook.accounts.optimizer import rate_account, warmup_account
 from runbook.accounts.tables import memory_account, summed_account
-from tests.accounts.launches import STEPS, WORK, changed, ending_of, honest, proof_of, steps_of
+from tests.accounts.launches import WORK, changed, ending_of, honest, steps_of
 
 PEAK, RAMP = 1.0, 4
 ENV: dict[str, Any] = {
     "config": {"train": {"lr": PEAK, "warmup_steps": RAMP, "lr_schedule": "cosine"}},
     "effective": {"schedule_steps": 24},
 }
-CPU = replace(WORK, device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("norms", "says"),
-    [
-        ({"norm_told": 4.0396}, ""),
-        ({"norm_told": 4.0404}, "tells a norm of 4.0404 for 4"),
-        ({"norm_told": 3.9604}, ""),
-        ({"norm_told": 3.9596}, "tells a norm of 3.9596 for 4"),
-        ({"norm_after": 1.0099}, ""),
-        ({"norm_after": 1.0101}, "clips a norm of 4 to 1.0101, not to 1"),
-        ({"norm_after": 0.9901}, ""),
-        ({"norm_after": 0.9899}, "clips a norm of 4 to 0.9899, not to 1"),
-        ({"norm_told": 0.25, "norm_before": 0.25, "norm_after": 0.25}, ""),
-        ({"norm_told": 0.25, "norm_before": 0.25}, "clips a norm of 0.25 to 1, not to 0.25"),
-        ({"norm_after": 0.0}, "does not show that gradients are clipped"),
-        ({"norm_before": -4.0}, "does not show that gradients are clipped"),
-        ({"norm_after": "1.0"}, "does not show that gradients are clipped"),
-    ],
-)
-def test_a_norm_may_be_off_by_one_percent(norms: dict[str, Any], says: str) -> None:
-    _, ranks = honest()
-    assert clip_account(proof_of(ranks, 1, **norms), WORK) == ([f"rank 1 {says}"] if says else [])
-
-
-def test_a_rank_that_shows_no_norm_hides_no_other_and_without_a_limit_nothing_is_clipped() -> None:
-    _, ranks = honest()
-    free = replace(WORK, grad_clip=0.0)
-    assert len(clip_account(ranks, free)) == 2
-    assert clip_account(proof_of(proof_of(ranks, 0, norm_after=4.0), 1, norm_after=4.0), free) == []
-    ranks = proof_of(proof_of(ranks, 0, norm_told=None), 1, norm_told=8.0)
-    told = "rank 1 tells a norm of 8 for 4"
-    assert clip_account(ranks, replace(WORK, dtype="fp16")) == [told]
-    assert clip_account(ranks, WORK) == [
-        "rank 0 does not show that gradients are clipped",
-        told,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("moved", "says"), [(0.5, ""), (2.0, ""), (0.499, "0.499"), (2.01, "2.01"), (None, "nan")]
-)
-def test_the_first_update_is_as_large_as_the_rate_up_to_a_factor_of_two(
-    moved: float | None, says: str
-) -> None:
-    _, ranks = honest()
-    first = None if moved is None else {"moved": moved, "lr": 1.0}
-    wanted = f"rank 1: the first step moved no parameter by its rate, but by {says} of it"
-    assert update_account(ending_of(ranks, 1, first_update=first), WORK) == [wanted] * bool(says)
-    # A gradient scaler may skip the first update, and later ones; a resumed launch has none.
-    half = replace(WORK, dtype="fp16")
-    assert update_account(ending_of(ranks, 1, updates=[58, 58], first_update=first), half) == []
-    later = changed(ending_of(ranks, 0, first_update=None), 0, first_step=2)
-    assert update_account(ending_of(later, 1, first_update=first), WORK) == [wanted] * bool(says)
-
-
-@pytest.mark.parametrize(
-    "updates", [[STEPS, STEPS - 1], [STEPS - 1, STEPS], [STEPS + 1] * 2, [STEPS]]
-)
-def test_the_optimizer_counts_every_step_in_all_its_groups(updates: list[int]) -> None:
-    _, ranks = honest()
-    assert update_account(ending_of(ranks, 0, updates=updates), WORK) == [
-        f"rank 0: the optimizer counts {updates} updates in 60 steps"
-    ]
 
 
 def rates(steps: int = 40) -> pd.DataFrame:
@@ -140,26 +74,6 @@ def test_the_warm_up_of_a_block_begins_with_its_arm(name: str) -> None:
     table["warmup"] = table["step"].isin([1, 21])
     assert warmup_account(table, ENV | {"arms": {"warmup_steps": 1}}) == []
     assert len(warmup_account(table.drop(columns=name), ENV | {"arms": {"warmup_steps": 1}})) == 1
-
-
-@pytest.mark.parametrize(("apart", "found"), [(16.0, 0), (16.1, 1)])
-def test_two_readings_of_memory_may_be_16_mib_apart(apart: float, found: int) -> None:
-    _, ranks = honest()
-    for sign in (1, -1):
-        process = steps_of(ranks, 1, rss_mib=300.0 + sign * apart)[1:]
-        assert len(memory_account(process, CPU)) == found
-    assert len(memory_account(steps_of(ranks, 1, cuda_mib=300.0 + apart), WORK)) == found
-    assert memory_account(steps_of(ranks, 1, cuda_mib=0.0), WORK) == []
-
-
-def test_a_step_without_any_gradient_is_told() -> None:
-    _, ranks = honest()
-    steps = ranks[1].steps
-    norms = steps["grad_norm"].where(~steps["step"].isin([7, 9]), 0.0)
-    (text,) = norm_account(steps_of(ranks, 1, grad_norm=norms))
-    assert text == "rank 1: the gradient norm is 0 in 2 steps, first 7"
-    assert norm_account(ranks) == norm_account((replace(ranks[0], steps=None),)) == []
-    assert norm_account(steps_of(ranks, 0, grad_norm=math.nan)) == []  # another row's to say
 
 
 def test_a_norm_that_is_told_is_that_of_the_gradients() -> None:
