@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nsa.witness.effect_watch import kernel_name, operators_by_branch
-from nsa.witness.profiling import HOST, WORK, Recorded, summarize
+from nsa.witness.profiling import HOST, WORK
 from runbook.config.load import load_profile
 from runbook.folder.launch.documents import GPU_SAMPLES, read_console
 from runbook.folder.launch.rows import read_rows
@@ -126,19 +126,6 @@ def test_the_kernel_of_each_branch_is_the_one_that_the_device_ran() -> None:
     assert any(name.startswith("cudnn_generated_fort_native_sdpa_sm90_flash") for name in on_device)
     assert any("pytorch_flash::flash_fwd_kernel" in name for name in on_device)
     assert sum("softmax_warp_forward" in name for name in on_device) == 1
-
-
-def test_the_profile_of_a_layer_has_its_ranges_on_both_timelines() -> None:
-    events = [
-        Recorded(begin_us=begin, end_us=end, name=name, kind=kind)
-        for begin, end, name, kind in _trace()["events"]
-    ]
-    found = summarize(events, 1)
-    assert {name: row["count"] for name, row in found["ranges"].items()} == {
-        "nsa.cmp": 1, "nsa.sel.attend": 1, "nsa.win": 1,
-    }  # fmt: skip
-    assert all(row["cpu_us"] > 0 and row["cuda_us"] > 0 for row in found["ranges"].values())
-    assert found["gpu"] is not None and 0 < found["gpu"]["busy_us"] < found["gpu"]["window_us"]
 
 
 def test_the_dump_of_nccls_own_watchdog() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from nsa.attention.triton.launch import file_of
 from runbook.config.load import load_profile
 from runbook.machine.gpu import profile_for
-from runbook.machine.gpu.facts import gpu_drafts
-from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi
 from tests.real import H200, unread_fields
 
 SMI = (H200 / "nvidia_smi.xml").read_text()
@@ -20,13 +19,3 @@ def test_it_is_the_card_of_its_profile() -> None:
     hardware = load_profile(name).hardware
     assert hardware is not None and hardware.gpu_name in card.name
     assert file_of(card.name).is_file(), "the cuts of its kernels were measured"
-
-
-def test_its_facts_hold_no_fault() -> None:
-    links = parse_topology((H200 / "topology.txt").read_text())
-    found = {draft.name: draft.value for draft in gpu_drafts(parse_nvidia_smi(SMI), links)}
-    assert found["gpu.memory_total_mib"] == 143771
-    assert (found["gpu.pcie_gen"], found["gpu.pcie_width"]) == (5, 16)
-    faults = ("gpu.ecc_uncorrected", "gpu.remap_pending", "gpu.remap_failure", "gpu.throttle")
-    assert [found[name] for name in faults] == [0, False, False, ""]
-    assert not any((found["gpu.mig"], found["gpu.caps"]))

@@ -20,8 +20,6 @@ from runbook.records import (
     Window,
     thin_points,
 )
-from runbook.records.measurement import duration_text
-from tests.factory.records import launch
 
 DIGEST = "0" * 64
 
@@ -82,17 +80,6 @@ def test_a_check_that_could_mislead_is_refused(changes: dict[str, Any], message:
         check(**changes)
 
 
-def test_a_launch_prints_as_a_line_that_can_be_pasted() -> None:
-    made = launch(
-        *("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--config", "a b.yaml"),
-        env={"NSA_DDP_BUCKET_MB": "50", "NCCL_ALGO": "Ring; rm"},
-    )
-    assert made.command_line() == (
-        "NSA_DDP_BUCKET_MB=50 NCCL_ALGO='Ring; rm' "
-        "torchrun --nproc_per_node=2 -m nsa.train --config 'a b.yaml'"
-    )
-
-
 def test_a_schedule_with_an_arm_that_nobody_described_is_refused() -> None:
     with pytest.raises(ValidationError, match="without settings"):
         ArmSchedule(settings={"25": {}}, rounds=(("25", "50"),), steps=1, warmup_steps=0)
@@ -100,20 +87,6 @@ def test_a_schedule_with_an_arm_that_nobody_described_is_refused() -> None:
         settings={"a": {}, "b": {}}, rounds=(("a", "b"),) * 2, steps=20, warmup_steps=3
     )
     assert both.total_steps == 4 * 23
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (2.25, "2.25 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 00 s"),
-        (200, "3 min 20 s"),
-        (7500, "2 h 05 min"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
 
 
 # Curves keep their dips and peaks, and records survive being stored.

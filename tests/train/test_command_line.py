@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import NSAError
-from nsa.inject import EVERY_RANK
-from nsa.inject.__main__ import _parser, main
 from nsa.launch.plan import LaunchPlan, plan_launch
 from tests.train.launching import SMOKE, environment, schedule
 
@@ -164,25 +162,3 @@ def test_the_program_exits_2_without_loading_torch() -> None:
     assert done.returncode == 2, done.stderr
     assert "--bogus: no such flag" in done.stderr
     assert "no config" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ([], "the following arguments are required: KIND, RANK, STEP"),
-        (["kil", "0", "1", "--"], "no fault 'kil'; did you mean kill?"),
-        (["kill", "0", "1"], "the trainer's own arguments follow after --"),
-    ],
-)
-def test_wrong_words_are_usage_errors(
-    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2 and text in capsys.readouterr().err
-
-
-def test_all_ranks_are_a_rank_too() -> None:
-    assert _parser().parse_args(["zero_gradients", "-1", "6"]).rank == EVERY_RANK
-    with pytest.raises(SystemExit):
-        _parser().parse_args(["zero_gradients", "-2", "6"])

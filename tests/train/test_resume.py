@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, CheckpointError, shard_file
 from nsa.contract.digests import sha256_of
@@ -53,6 +54,23 @@ def test_ranks_share_the_writing_and_each_keeps_its_own_state(everything: Launch
     assert {name for name in saved if name.startswith("rank")} == {
         f"rank{rank}.{what}" for rank in range(2) for what in ("rng", "position")
     }
+
+
+def _gradients(launch: Launch) -> list[torch.Tensor]:
+    """After one AdamW step from zero the first moment is (1 - beta1) times the gradient."""
+    saved = restore.read(launch.run_dir / "checkpoints" / "step_1")
+    return [saved[name] / 0.1 for name in sorted(saved) if name.endswith(".exp_avg")]
+
+
+@launched
+def test_ddp_proof_gradients_of_two_ranks_are_those_of_one(one_step: dict[int, Launch]) -> None:
+    """Two ranks with two micro-batches each, against one rank with the whole batch at once."""
+    assert [launch.process.returncode for launch in one_step.values()] == [0, 0]
+    alone, together = _gradients(one_step[1]), _gradients(one_step[2])
+    assert len(alone) == len(together) > 10
+    for one, two in zip(alone, together, strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
 
 
 def _checkpoint(folder: Path, step: int) -> Path:
