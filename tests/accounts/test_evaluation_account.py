@@ -80,14 +80,11 @@ ONE = told(1, 40)
             "rank 1's evaluation after step 40 tells a loss of",
         ),
         ({"losses": ONE["losses"][:2]}, "tells the losses of 2 batches, planned are 3"),
-        ({"losses": None}, "tells the losses of 0 batches"),
         ({"embedded": BATCHES * PER_RANK // 2}, "embedded 192 tokens, not 384"),
-        ({"embedded": None}, "embedded None tokens"),
         ({"again": None}, "computed batch None a second time, drawn is"),
         ({"again": {**ONE["again"], "batch": (ONE["again"]["batch"] + 1) % 3}}, "drawn is"),
         ({"again": {**ONE["again"], "loss": ONE["again"]["loss"] + 0.01}}, "computed again"),
         ({"again": {**ONE["again"], "loss": None}}, "computed again None"),
-        ({"losses": [1e308] * 3}, "computed again"),
     ],
 )
 def test_an_evaluation_that_does_not_balance_is_seen(other: dict[str, Any], wanted: str) -> None:
@@ -105,15 +102,11 @@ def test_on_a_cpu_a_batch_gives_its_loss_again_to_four_digits() -> None:
 
 
 def test_val_csv_tells_what_the_heartbeats_tell() -> None:
-    def problems(val: pd.DataFrame | None) -> list[str]:
-        return evaluation_account(val, ranks(), EVALUATING)
-
-    assert problems(VAL.assign(loss=0.9 * VAL["loss"]))[0].startswith("val.csv has a loss of 4.635")
-    assert problems(VAL.iloc[:2]) == ["val.csv has 2 evaluations, rank 0 tells of 3"]
-    assert problems(None) == ["val.csv has 0 evaluations, rank 0 tells of 3"]
-
-
-def test_ranks_evaluate_after_the_same_steps() -> None:
+    told = ["val.csv has 2 evaluations, rank 0 tells of 3"]
+    assert evaluation_account(VAL.iloc[:2], ranks(), EVALUATING) == told
+    less = VAL.assign(loss=0.9 * VAL["loss"])
+    (text, *_) = evaluation_account(less, ranks(), EVALUATING)
+    assert text.startswith("val.csv has a loss of 4.635")
     problems = evaluation_account(VAL, ranks(step=41), EVALUATING)
     assert "the ranks tell evaluations after different steps" in problems
 
@@ -132,6 +125,9 @@ def table(**changed: Any) -> pd.DataFrame:
     values = dict(zip(OVER_LAYERS, MEANS, strict=True))
     columns = {"step": steps, "entropy": 0.05 + 1e-9 * steps, "max_gate": 0.98, **values}
     return pd.DataFrame({**columns, **changed})
+
+
+LATE = table()["entropy"].where(table()["step"] != TWICE[-1], 0.5)
 
 
 def again(**told: Any) -> Ranks:
@@ -160,10 +156,9 @@ def test_readings_that_were_taken_balance() -> None:
         ({"share_cmp": MEANS[3], "share_sel": MEANS[2]}, "share_cmp of the gates in step 1 is 0.3"),
         ({"share_win": MEANS[4] + 2e-4}, "share_win of the gates"),
         # And the worst layer in the place of the mean would halt a run for it.
-        ({"entropy_mean": 0.05}, "entropy_mean of the gates in step 1 is 0.05000 in"),
         ({"max_gate_mean": 0.98}, "max_gate_mean of the gates in step 1 is 0.98000 in"),
         ({"entropy_mean": math.nan}, "entropy_mean of the gates in step 1 is nan"),
-        ({"entropy": math.nan}, "entropy of the gates in step 1 is nan"),
+        ({"entropy": LATE}, f"entropy of the gates in step {TWICE[-1]} is 0.5"),
     ],
 )
 def test_another_statistic_than_that_of_the_gates_is_seen(
@@ -173,17 +168,10 @@ def test_another_statistic_than_that_of_the_gates_is_seen(
     assert any(text.startswith(wanted) for text in found), found
 
 
-def test_a_reading_that_is_wrong_in_one_step_alone_is_seen() -> None:
-    entropy = table()["entropy"].where(table()["step"] != TWICE[-1], 0.5)
-    (text,) = problems(table(entropy=entropy))
-    assert text.startswith(f"entropy of the gates in step {TWICE[-1]} is 0.5")
-
-
 @pytest.mark.parametrize(
     ("ranks", "wanted"),
     [
         (again(gates=None), "the gates of no step were computed a second time"),
-        (again(gates=[LAYERS]), "the gates of no step were computed a second time"),
         (again(gates=[LAYERS[:2]] * len(TWICE)), "step 1 tells the gates of 2 layers"),
         (again(gates=[[[0.5]] * 12] * len(TWICE)), "step 1 tells the gates of 12 layers"),
         (again(steps=[99], gates=[LAYERS]), "no reading of the gates is of a step that was"),
@@ -198,7 +186,6 @@ def test_a_second_source_that_lacks_is_seen(ranks: Ranks, wanted: str) -> None:
     [
         ([0.05] * 3, [0.98] * 3, True),
         ([0.05] * 2, [0.98] * 2, False),
-        ([0.05] * 3, [0.98, 0.98, 0.98001], False),
         ([0.05, 0.05, 0.05001], [0.98] * 3, False),
     ],
 )
@@ -220,7 +207,7 @@ def of_shape(l_sel: Any, n_sel: Any, seq_len: int = 128) -> Any:
 
 
 # The last block of a sequence may be cut off, and a sequence be shorter than what is chosen.
-@pytest.mark.parametrize("seq_len", [1, 16, 100, 128, 2048])
+@pytest.mark.parametrize("seq_len", [1, 100, 2048])
 @pytest.mark.parametrize(("l_sel", "n_sel"), [(16, 4), (64, 16), (7, 3)])
 def test_a_selection_is_that_of_the_config_in_every_reading(
     seq_len: int, l_sel: int, n_sel: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -78,11 +77,6 @@ def rows_alike(weight: torch.Tensor) -> None:
     weight.copy_(weight[:1].expand_as(weight))
 
 
-def like_another(model: NSALanguageModel) -> None:
-    """As where each layer is drawn from the same seed, the writers scaled."""
-    model.layers[1].mlp.down.weight.copy_(0.5 * model.layers[0].mlp.down.weight)  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("cfg", [SMOKE, WHOLE], ids=["smoke", "whole"])
 def test_the_trainers_own_model_begins_as_it_has_to(cfg: ModelConfig) -> None:
     told = first_weights(built(cfg))
@@ -95,27 +89,18 @@ def test_the_trainers_own_model_begins_as_it_has_to(cfg: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (scaled(10.0, ""), r"embedding begins with a deviation of 0\.\d+, has to be 0\.02 \("),
-        (scaled(math.sqrt(6), "out_proj", "down"), r"out_proj begins .*, has to be 0\.008165 "),
-        (scaled(math.sqrt(6), "down"), r"mlp\.down begins with a deviation of .*0\.008165 "),
         (scaled(1.15, "layers.1.mlp.gate_up"), r"gate_up begins .*\(layer 1\)"),
         (part_of("embedding.weight", lambda w: w.add_(0.004)), "embedding begins with a mean of"),
-        (
-            part_of("head.weight", lambda w: w.uniform_(-0.02 * 3**0.5, 0.02 * 3**0.5)),
-            r"head begins with 0\.\d+ of its elements up to",
-        ),
         (
             part_of("head.weight", lambda w: w.clamp_(-0.06, 0.06)),
             "head begins with .* as its largest element",
         ),
         (part_of("embedding.weight", lambda w: w[7, 3].fill_(9.0)), "embedding begins with"),
-        (part_of("norm.weight", lambda w: w.fill_(0.5)), "norm begins between 0.5 and 0.5, .* 1"),
         (
             part_of("layers.2.attention.gate_bias", lambda w: w[3].fill_(-2.0)),
             r"gate_bias begins between -2 and 0, has to be 0 \(layer 2\)",
         ),
         (part_of("layers.0.mlp.gate_up.weight", rows_alike), "mlp.gate_up begins with"),
-        (like_another, r"mlp\.down"),
     ],
 )
 def test_weights_that_are_drawn_otherwise_are_named(spoil: Spoil, says: str) -> None:
@@ -139,10 +124,8 @@ def test_ranks_begin_alike() -> None:
         lambda told: {},
         lambda told: {name: group for name, group in told.items() if name != "mlp.down"},
         lambda told: {**told, "more": told["norm"]},
-        lambda told: {**told, "norm": {}},
         lambda told: {**told, "norm": {**told["norm"], "least": [None]}},
         lambda told: {**told, "mlp.down": {**told["mlp.down"], "below": [[None] * 7] * 2}},
-        lambda told: {**told, "mlp.down": {**told["mlp.down"], "n": [5, 5]}},
         lambda told: {**told, "mlp.down": {n: v[:1] for n, v in told["mlp.down"].items()}},
     ],
 )
@@ -156,14 +139,6 @@ def test_a_launch_that_goes_on_has_no_first_weights() -> None:
     resumed = [replace(rank, first_step=6) for rank in ranks_of(None, None)]
     assert first_weights_account(resumed, env(SMOKE)) == []
     assert first_weights_account([resumed[0], *ranks_of(None)], env(SMOKE))
-
-
-@pytest.mark.parametrize("layers", [0, -1, None, "two"])
-def test_a_shape_that_is_none_is_said(layers: object) -> None:
-    odd = env(SMOKE)
-    odd["config"]["model"]["n_layers"] = layers
-    (problem,) = first_weights_account(ranks_of(first_weights(built(SMOKE))), odd)
-    assert problem == "env.json does not say which shape the model has"
 
 
 def drawn(group: Group, random: np.random.Generator) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,8 @@ import pandas as pd
 import pytest
 
 from nsa.contract.digests import recomputed_steps
-from runbook.accounts.between_steps import beside_account, beside_words, restart_account
-from runbook.folder.launch.rank_log import read_heartbeats
+from runbook.accounts.between_steps import beside_account, restart_account
 from tests.accounts.launches import RANKS, STEPS, Ranks, honest, rank, rows, steps_of
-from tests.factory.files import beat
 
 EVALUATED = ("eval_start", "eval")
 SAVED = ("eval_start", "eval", "checkpoint_start", "checkpoint")
@@ -58,21 +55,12 @@ def test_a_step_is_timed_from_where_what_is_beside_it_ends(
     assert restart_account(table, ranks, lag=lag) == []
 
 
-@pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize("kinds", [EVALUATED, SAVED])
-def test_an_evaluation_that_counts_as_a_step_is_noticed(kinds: Collection[str], lag: int) -> None:
-    table, ranks = doing(kinds, (31,), 9.0, counted=False)
-    (problem,) = restart_account(told(table, (31,), 9.0), ranks, lag=lag)
-    assert problem.startswith("dt_s of step 31 is 9.0")
-    assert "s, by rank 0's clock the step took 0.0" in problem
-    assert problem.endswith("(1 such steps) after an evaluation or a save")
-
-
 def test_a_short_evaluation_that_counts_is_noticed_in_the_middle_of_three() -> None:
     steps = (21, 31, 41)
     table, ranks = doing(EVALUATED, steps, 0.03, counted=False)
     assert restart_account(table, ranks) == []
     assert len(restart_account(told(table, steps, 0.03), ranks)) == 1
+    assert len(restart_account(told(table, steps, -0.02), ranks)) == 1
     # One may be a pause of the machine between the mark and the clock.
     assert restart_account(told(table, (21,), 0.03), ranks) == []
     assert restart_account(told(table, steps, 0.014), ranks) == []
@@ -89,22 +77,6 @@ def test_one_pause_of_the_machine_is_no_fraud_and_two_are(
     for step, seconds in zip((21, 41), late_s, strict=False):
         table = told(table, (step,), seconds)
     assert len(restart_account(table, ranks)) == found
-
-
-def test_time_that_a_step_leaves_out_is_noticed() -> None:
-    steps = (21, 31, 41)
-    table, ranks = doing(EVALUATED, steps, 9.0, counted=False)
-    assert len(restart_account(told(table, steps, -0.02), ranks)) == 1
-
-
-def test_a_second_computation_that_counts_as_a_step_is_noticed() -> None:
-    """Ten steps of 10 ms, in each of which the second computation takes 2 ms."""
-    steps = range(5, 55, 5)
-    table, ranks = doing(TWICE, steps, 0.002, counted=False)
-    assert restart_account(table, ranks) == []
-    (problem,) = restart_account(told(table, steps, 0.002), ranks)
-    assert problem.endswith("(10 such steps) after their second computation")
-    assert restart_account(told(table, steps, 0.002), ranks, lag=1) == []
 
 
 @pytest.mark.parametrize("kind", ["memory_dump", "checkpoint"])
@@ -137,21 +109,6 @@ def test_marks_that_are_missing_are_no_balance() -> None:
     steps = ranks[0].steps
     bare = (replace(ranks[0], steps=steps.drop(columns="timed_from")),)
     assert restart_account(table, bare) == ["rank 0 does not mark where its steps begin"]
-
-
-def test_the_mark_is_the_last_one_before_the_steps_time_begins(tmp_path: Path) -> None:
-    path = tmp_path / "heartbeat_rank0.jsonl"
-    text = ""
-    for step in (1, 2, 3):
-        text += beat("step_start", step=step, mono=float(step))
-        text += beat("fetched", step=step, mono=step + 0.1)
-        if step == 2:
-            text += beat("recomputed", step=step, mono=step + 0.3)
-        text += beat("step_end", step=step, mono=step + 0.9)
-    path.write_text(text)
-    log = read_heartbeats(path, rank=0, relative_to=tmp_path)
-    assert log.steps["timed_from"].tolist() == [1.0, 2.3, 3.0]
-    assert log.beside == {2: frozenset({"recomputed"})}
 
 
 NOTHING_ASKED: dict[str, Any] = {"config": {"train": {"eval_every": 0, "save_every": 0}}}
@@ -206,29 +163,3 @@ def test_only_steps_that_the_token_draws_are_computed_twice() -> None:
 def test_each_block_of_an_arm_may_prove_its_toggles() -> None:
     table = rows().assign(block=[step // 30 for step in range(STEPS)])
     assert beside_account(table, rank_1_doing(range(2, 22), "effect"), NOTHING_ASKED) == []
-
-
-def test_the_share_of_the_time_that_went_beside_is_told() -> None:
-    table, ranks = rows(), rank_1_doing(())
-    assert beside_words(table, ranks[0]) == ""
-    steps = ranks[0].steps
-    steps.loc[steps["step"] >= 30, "mono"] += 0.2
-    object.__setattr__(ranks[0], "beside", {30: frozenset({"eval", "effect"})})
-    whole = float(table["dt_s"][1:].sum())
-    assert f"; {0.2 / (whole + 0.2):.1%} of the time went to eval beside 1 step(s)" in beside_words(
-        table, ranks[0]
-    )
-
-
-def test_the_events_between_two_ends_are_kept(tmp_path: Path) -> None:
-    steps = 6
-    text = beat("boot")
-    for step in range(1, steps + 1):
-        others = "".join(beat(event, step=step) for event in ("effect", "memory_dump"))
-        text += beat("step_start", step=step) + others * (step % 3 == 0 or step == 1)
-        text += beat("step_end", step=step, mono=float(step))
-    (tmp_path / "heartbeat_rank0.jsonl").write_text(text + beat("exit", code=0))
-    path = tmp_path / "heartbeat_rank0.jsonl"
-    log = read_heartbeats(path, rank=0, relative_to=tmp_path)
-    expected = frozenset({"effect", "memory_dump"})
-    assert log.beside == dict.fromkeys(range(3, steps + 1, 3), expected)

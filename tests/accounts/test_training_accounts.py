@@ -1,4 +1,4 @@
-"""Optimizer, memory and gates: each at the limit of what two sources may differ by."""
+"""Steps that are watched, schedules and sums: each at the limit of what sources may differ by."""
 
 from __future__ import annotations
 
@@ -10,81 +10,33 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.accounts.gradients import clip_account, norm_account, told_norm_account
-from runbook.accounts.optimizer import rate_account, update_account, warmup_account
+from nsa.contract.digests import recomputed_steps, watched_steps
+from runbook.accounts.gradients import told_norm_account
+from runbook.accounts.optimizer import (
+    gradient_tolerance,
+    rate_account,
+    shadow_account,
+    warmup_account,
+)
 from runbook.accounts.tables import memory_account, summed_account
-from tests.accounts.launches import STEPS, WORK, changed, ending_of, honest, proof_of, steps_of
+from tests.accounts.launches import (
+    STEPS,
+    WORK,
+    Ranks,
+    changed,
+    ending_of,
+    honest,
+    rows,
+    shadow_of,
+    steps_of,
+)
+from tests.factory.told import recomputed, shadow
 
 PEAK, RAMP = 1.0, 4
 ENV: dict[str, Any] = {
     "config": {"train": {"lr": PEAK, "warmup_steps": RAMP, "lr_schedule": "cosine"}},
     "effective": {"schedule_steps": 24},
 }
-CPU = replace(WORK, device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("norms", "says"),
-    [
-        ({"norm_told": 4.0396}, ""),
-        ({"norm_told": 4.0404}, "tells a norm of 4.0404 for 4"),
-        ({"norm_told": 3.9604}, ""),
-        ({"norm_told": 3.9596}, "tells a norm of 3.9596 for 4"),
-        ({"norm_after": 1.0099}, ""),
-        ({"norm_after": 1.0101}, "clips a norm of 4 to 1.0101, not to 1"),
-        ({"norm_after": 0.9901}, ""),
-        ({"norm_after": 0.9899}, "clips a norm of 4 to 0.9899, not to 1"),
-        ({"norm_told": 0.25, "norm_before": 0.25, "norm_after": 0.25}, ""),
-        ({"norm_told": 0.25, "norm_before": 0.25}, "clips a norm of 0.25 to 1, not to 0.25"),
-        ({"norm_after": 0.0}, "does not show that gradients are clipped"),
-        ({"norm_before": -4.0}, "does not show that gradients are clipped"),
-        ({"norm_after": "1.0"}, "does not show that gradients are clipped"),
-    ],
-)
-def test_a_norm_may_be_off_by_one_percent(norms: dict[str, Any], says: str) -> None:
-    _, ranks = honest()
-    assert clip_account(proof_of(ranks, 1, **norms), WORK) == ([f"rank 1 {says}"] if says else [])
-
-
-def test_a_rank_that_shows_no_norm_hides_no_other_and_without_a_limit_nothing_is_clipped() -> None:
-    _, ranks = honest()
-    free = replace(WORK, grad_clip=0.0)
-    assert len(clip_account(ranks, free)) == 2
-    assert clip_account(proof_of(proof_of(ranks, 0, norm_after=4.0), 1, norm_after=4.0), free) == []
-    ranks = proof_of(proof_of(ranks, 0, norm_told=None), 1, norm_told=8.0)
-    told = "rank 1 tells a norm of 8 for 4"
-    assert clip_account(ranks, replace(WORK, dtype="fp16")) == [told]
-    assert clip_account(ranks, WORK) == [
-        "rank 0 does not show that gradients are clipped",
-        told,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("moved", "says"), [(0.5, ""), (2.0, ""), (0.499, "0.499"), (2.01, "2.01"), (None, "nan")]
-)
-def test_the_first_update_is_as_large_as_the_rate_up_to_a_factor_of_two(
-    moved: float | None, says: str
-) -> None:
-    _, ranks = honest()
-    first = None if moved is None else {"moved": moved, "lr": 1.0}
-    wanted = f"rank 1: the first step moved no parameter by its rate, but by {says} of it"
-    assert update_account(ending_of(ranks, 1, first_update=first), WORK) == [wanted] * bool(says)
-    # A gradient scaler may skip the first update, and later ones; a resumed launch has none.
-    half = replace(WORK, dtype="fp16")
-    assert update_account(ending_of(ranks, 1, updates=[58, 58], first_update=first), half) == []
-    later = changed(ending_of(ranks, 0, first_update=None), 0, first_step=2)
-    assert update_account(ending_of(later, 1, first_update=first), WORK) == [wanted] * bool(says)
-
-
-@pytest.mark.parametrize(
-    "updates", [[STEPS, STEPS - 1], [STEPS - 1, STEPS], [STEPS + 1] * 2, [STEPS]]
-)
-def test_the_optimizer_counts_every_step_in_all_its_groups(updates: list[int]) -> None:
-    _, ranks = honest()
-    assert update_account(ending_of(ranks, 0, updates=updates), WORK) == [
-        f"rank 0: the optimizer counts {updates} updates in 60 steps"
-    ]
 
 
 def rates(steps: int = 40) -> pd.DataFrame:
@@ -142,34 +94,6 @@ def test_the_warm_up_of_a_block_begins_with_its_arm(name: str) -> None:
     assert len(warmup_account(table.drop(columns=name), ENV | {"arms": {"warmup_steps": 1}})) == 1
 
 
-@pytest.mark.parametrize(("apart", "found"), [(16.0, 0), (16.1, 1)])
-def test_two_readings_of_memory_may_be_16_mib_apart(apart: float, found: int) -> None:
-    _, ranks = honest()
-    for sign in (1, -1):
-        process = steps_of(ranks, 1, rss_mib=300.0 + sign * apart)[1:]
-        assert len(memory_account(process, CPU)) == found
-    assert len(memory_account(steps_of(ranks, 1, cuda_mib=300.0 + apart), WORK)) == found
-    assert memory_account(steps_of(ranks, 1, cuda_mib=0.0), WORK) == []
-
-
-def test_a_trace_that_is_written_beside_a_step_may_take_memory() -> None:
-    table, ranks = honest()
-    peak = np.where(table["step"] == 9, 520.0, 301.0)
-    first = steps_of(ranks, 0, rss_mib=peak)[:1]
-    assert len(memory_account(first, CPU)) == 1
-    assert memory_account(steps_of(first, 0, alone=peak == 301.0), CPU) == []
-
-
-def test_a_step_without_any_gradient_is_told() -> None:
-    _, ranks = honest()
-    steps = ranks[1].steps
-    norms = steps["grad_norm"].where(~steps["step"].isin([7, 9]), 0.0)
-    (text,) = norm_account(steps_of(ranks, 1, grad_norm=norms))
-    assert text == "rank 1: the gradient norm is 0 in 2 steps, first 7"
-    assert norm_account(ranks) == norm_account((replace(ranks[0], steps=None),)) == []
-    assert norm_account(steps_of(ranks, 0, grad_norm=math.nan)) == []  # another row's to say
-
-
 def test_a_norm_that_is_told_is_that_of_the_gradients() -> None:
     """One that is told as it was clipped, the same in the CSV and in every heartbeat."""
     table, ranks = honest()
@@ -177,12 +101,8 @@ def test_a_norm_that_is_told_is_that_of_the_gradients() -> None:
     again = ranks[1].ending["recomputed"]
     step, norm = again["steps"][0], again["norms"][0]
     clipped = table.assign(grad_norm=table["grad_norm"].clip(upper=norm / 1.02))
-    first, second = told_norm_account(clipped, ranks)
-    assert second.startswith(
-        f"rank 1: the CSV's grad_norm of step {step} is {norm / 1.02:.5g}, that of its gradients "
-        f"was {norm:.5g} ("
-    )
-    assert first == second.replace("rank 1", "rank 0")
+    _, text = told_norm_account(clipped, ranks)
+    assert text.startswith(f"rank 1: the CSV's grad_norm of step {step} is {norm / 1.02:.5g}")
     near = table.assign(grad_norm=table["grad_norm"] * 1.005)
     assert told_norm_account(near, ranks) == []
     # fp16's first scales: no number, and no fault of the CSV's.
@@ -250,3 +170,91 @@ def test_sums_that_no_rank_or_one_rank_tells() -> None:
     short = ending_of(told, 1, summed={"steps": 3, "loss": 1.0, "grad_norm": 1.0})
     assert summed_account(table, short) == []
     assert summed_account(table, told) == ["rank 1 does not sum what it computed"]
+
+
+ALONE = honest()[1][:1]
+
+
+def test_the_steps_that_the_token_draws_are_watched_as_far_as_the_launch_went() -> None:
+    wanted = list(watched_steps("t", 1, STEPS))
+    (text,) = shadow_account(shadow_of(ALONE, steps=wanted[:2]), WORK)
+    assert text == f"rank 0: the optimizer was watched in steps [1, 2], not {wanted}"
+    short, twice = _first_steps(ALONE, 30), list(recomputed_steps("t", 1, STEPS))
+    (text, again) = shadow_account(short, WORK)
+    assert text.endswith(f"not {[s for s in wanted if s <= 30]}")
+    assert again.endswith(f"not {[s for s in twice if s <= 30]}")
+    assert len(shadow_account(changed(ALONE, 0, tokens=frozenset({"u"})), WORK)) == 2
+    assert len(shadow_account(changed(ALONE, 0, tokens=frozenset()), WORK)) == 2
+    (text, _) = shadow_account(ALONE, replace(WORK, steps=None))
+    assert "does not say how many steps" in text
+
+
+def test_a_resumed_launch_watches_its_own_first_steps() -> None:
+    later = changed(ALONE, 0, first_step=21)
+    assert len(shadow_account(later, WORK)) == 2
+    told = shadow(watched_steps("t", 21, STEPS))
+    twice = recomputed(recomputed_steps("t", 21, STEPS), rows())
+    assert shadow_account(ending_of(later, 0, shadow=told, recomputed=twice), WORK) == []
+
+
+def _first_steps(ranks: Ranks, count: int) -> Ranks:
+    steps = ranks[0].steps
+    return changed(ranks, 0, steps=steps.iloc[:count])
+
+
+def test_the_first_and_the_last_pair_are_watched_and_others_by_the_token() -> None:
+    for last in (1, 2, 3, 5, 200):
+        steps = watched_steps("ab", 1, last)
+        assert set(steps) >= {1, min(2, last), max(1, last - 1), last}
+        assert list(steps) == sorted(set(steps)) and (steps[0], steps[-1]) == (1, last)
+    assert len({watched_steps(str(token), 1, 200) for token in range(20)}) == 20
+
+
+def again(**changes: Any) -> list[str]:
+    """Problems of a launch whose rank 0 tells this of what it computed twice."""
+    _, ranks = honest()
+    told = {**ranks[0].ending["recomputed"], **changes}
+    return shadow_account(ending_of(ranks, 0, recomputed=told), WORK)
+
+
+def test_a_gradient_in_float32_is_off_by_its_sums_alone() -> None:
+    narrow = replace(WORK, wire="fp32", dtype="fp32", device="cpu")
+    assert gradient_tolerance(narrow) == 2e-5
+    two = gradient_tolerance(replace(narrow, wire="bf16"))
+    assert two == pytest.approx(4 * 2**-8 * 2**0.5)
+    assert gradient_tolerance(replace(narrow, wire=None)) == two
+    assert gradient_tolerance(replace(narrow, wire="bf16", nproc=8)) == pytest.approx(2 * two)
+
+
+def between(*gaps: float | None) -> list[str]:
+    """Problems of a launch whose ranks are so far from their mean in the same micro-batch."""
+    (rank,) = ALONE
+    twice = rank.ending["recomputed"]
+    ranks = [
+        replace(rank, rank=n, ending={**rank.ending, "recomputed": {**twice, "ranks": gap}})
+        for n, gap in enumerate(gaps)
+    ]
+    return shadow_account(ranks, replace(WORK, nproc=len(gaps)))
+
+
+def test_ranks_make_the_same_gradient_of_the_same_micro_batch() -> None:
+    assert between(0.0, 0.031) == between(0.0) == []
+    assert len(between(0.0, 0.032)) == 1
+    assert between(0.333, 0.3331) == [
+        "ranks make different gradients of one micro-batch: rank 0 and rank 1 off by 0.3331 of "
+        "the ranks' mean, allowed 0.031"
+    ]
+    (text,) = between(0.1, 0.1, 0.3, 0.1)
+    assert "rank 2 off by 0.3 of" in text
+
+
+@pytest.mark.parametrize("gap", [math.nan, math.inf, -1.0, None])
+def test_a_rank_that_is_held_against_nobody_is_said(gap: float | None) -> None:
+    (text,) = between(0.0, gap)
+    assert "rank 1" in text and f"off by {gap}" in text
+
+
+def test_what_was_not_computed_twice_or_in_other_steps_is_said() -> None:
+    steps = list(recomputed_steps("t", 1, STEPS))
+    (text,) = again(steps=steps[1:])
+    assert text == f"rank 0: gradients were computed again in steps {steps[1:]}, not {steps}"

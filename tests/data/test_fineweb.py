@@ -45,19 +45,6 @@ for ranks, rank in ((1, 0), (2, 1), (4, 2)):
     resumed.append(texts(corpus.documents(mixed[-1].after)) == texts(whole[9:]))
 print(json.dumps({"shares": told, "resumed": resumed, "where": corpus.describe(whole[5].after)}))
 """
-STALL = """
-from nsa.data.packing import open_source
-from nsa.settings import DataSection, Share
-source = open_source(DataSection(tokenizer="byte", loader_timeout_s=1.0, dataset="fineweb_edu"),
-                     Share(seq_len=64, batch_size=1))
-print("open", flush=True)
-input()
-try:
-    source.fetch()
-except RuntimeError as error:
-    print(error, flush=True)
-import os; os._exit(0)
-"""
 
 
 def _environment(address: str, home: Path) -> dict[str, str]:
@@ -99,22 +86,4 @@ def test_files_belong_to_one_rank_where_they_can(told: dict[str, Any]) -> None:
 def test_going_on_repeats_and_skips_nothing(told: dict[str, Any]) -> None:
     assert told["resumed"] == [True] * 15
     assert told["where"].startswith("file ")
-
-
-def test_it_was_really_read_from_the_hub_in_ranges(told: dict[str, Any]) -> None:
-    assert any(
-        line.endswith("parquet") is False and ".parquet bytes=" in line for line in told["asked"]
-    )
-
-
-def test_a_stall_is_named(tmp_path: Path) -> None:
-    write_shards(tmp_path / "files", shards=1, documents=20)
-    with serve(tmp_path / "files") as hub:
-        env = _environment(hub.address, tmp_path / "home")
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        child = subprocess.Popen([sys.executable, "-c", STALL], env=env, cwd=ROOT, **pipes)
-        assert child.stdout is not None and child.stdout.readline() == "open\n"
-        hub.delay_s = 3.0
-        said, _ = child.communicate("\n", timeout=60)
-        assert "data stall: the first batch did not come within 1 s" in said
-        assert "reading at epoch 0, start" in said
+    assert any(".parquet bytes=" in line for line in told["asked"]), "streamed, in ranges"

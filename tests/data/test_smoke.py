@@ -50,16 +50,11 @@ def test_the_documented_line_reads_local_documents_with_gpt2(
     assert smoke.main([*WORDS, *local, "--tokenizer-file", str(table)]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["tokens"], told["tokenizer"]) == (20 * 64, "gpt2")
+    # The pattern cuts before " b"; each piece is one pair in this table.
+    tokenizer = open_tokenizer("gpt2", str(table))
+    assert tokenizer.encode("aa b") == [256 + 97 * 256 + 97, 256 + 32 * 256 + 98]
     assert told["loader"]["batches"] == 20
     assert told["loader"]["longest_wait_s"] <= told["loader"]["wait_s"] <= told["seconds"]
-
-
-def test_gpt2_from_a_file_merges_and_separates(table: Path) -> None:
-    tokenizer = packing.open_tokenizer("gpt2", str(table))
-    # The pattern cuts before " b"; each piece is one pair in this table.
-    assert tokenizer.encode("aa b") == [256 + 97 * 256 + 97, 256 + 32 * 256 + 98]
-    assert tokenizer.separator == 50_256
-    assert 50_256 not in tokenizer.encode("<|endoftext|>")
 
 
 def test_another_table_is_refused(table: Path, documents: Path) -> None:
@@ -75,7 +70,6 @@ def test_another_table_is_refused(table: Path, documents: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--dataset", "local"], "needs --local-path"),
         (["--dataset", "local", "--batch", "0", "--timeout", "0"], "--batch 0: must be 1 or more"),
         (["--timeout", "inf"], "--timeout inf: must be a number of seconds"),
         (["--rank", "2", "--world-size", "2"], "--rank 2: must be 0 to 1"),
@@ -134,9 +128,5 @@ def test_a_tokenizer_that_changes_the_text_is_seen(
     assert (told["read"] != told["decoded"]) is apart
     assert (told["apart"] is not None) is apart
     assert text_again(second, data) is None
-
-
-def test_what_goes_on_from_a_checkpoint_is_not_turned_back(tmp_path: Path) -> None:
-    begun, goes_on = (source(tmp_path, ByteTokenizer()) for _ in range(2))
-    goes_on.seek(begun.fetch().position)
-    assert text_again(goes_on.fetch(), DataSection(tokenizer="byte")) is None
+    reading.seek(first.position)
+    assert text_again(reading.fetch(), data) is None, "goes on from a checkpoint"

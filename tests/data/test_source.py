@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -45,12 +44,8 @@ class Stalling(GeneratedSource):
         return super().fetch()
 
 
-def wrap(source: Any, *, timeout_s: float = 5) -> PrefetchSource:
-    return PrefetchSource(source, timeout_s=timeout_s)
-
-
 def test_batches_and_positions_come_through_unchanged() -> None:
-    ahead, straight = wrap(inner()), inner()
+    ahead, straight = PrefetchSource(inner(), timeout_s=5), inner()
     for _ in range(2 * DEPTH):
         one, other = ahead.fetch(), straight.fetch()
         assert torch.equal(one.tokens, other.tokens)
@@ -62,7 +57,7 @@ def test_batches_and_positions_come_through_unchanged() -> None:
 @pytest.mark.parametrize(("good", "words"), [(0, "the first batch"), (2, "batch 3")])
 def test_stalls_are_named_with_their_budget(good: int, words: str) -> None:
     source = Stalling(good)
-    ahead = wrap(source, timeout_s=60)
+    ahead = PrefetchSource(source, timeout_s=60)
     for _ in range(good):
         ahead.fetch()
     ahead.timeout_s = 0.2
@@ -75,42 +70,18 @@ def test_stalls_are_named_with_their_budget(good: int, words: str) -> None:
     ahead.close()
 
 
-def test_errors_of_the_reader_are_raised_by_fetch() -> None:
-    class Broken(GeneratedSource):
-        def fetch(self) -> Batch:
-            raise DataError("planted")
-
-    with pytest.raises(DataError, match="planted"):
-        wrap(Broken(*GIVEN)).fetch()
-
-
 def test_a_closed_source_leaves_no_thread_behind() -> None:
     """One that lives when Python ends may abort the process, whatever the program did."""
-    before, ahead = set(threading.enumerate()), wrap(inner())
+    before, ahead = set(threading.enumerate()), PrefetchSource(inner(), timeout_s=5)
     ahead.fetch()
     assert set(threading.enumerate()) - before
     ahead.close()
     assert not set(threading.enumerate()) - before
 
 
-def source(kind: str = "synthetic", vocab_size: int = 256, **change: int) -> GeneratedSource:
-    how = {"seq_len": 64, "batch_size": 2, "seed": 3}
-    return GeneratedSource(kind, vocab_size, Share(**{**how, **change}))
-
-
-def test_uniform_floor_is_ln_vocab() -> None:
-    one = source(batch_size=64, seq_len=999)
-    assert one.floor_nats == pytest.approx(math.log(256))
-    assert one.floor_nats == pytest.approx(5.545, abs=1e-3)
-    counts = np.bincount(one.fetch().tokens.flatten().numpy(), minlength=256)
-    # Chi-square of a uniform sample has mean 255 and deviation about 23.
-    chi = float(((counts - 250) ** 2 / 250).sum())
-    assert 140 < chi < 370
-
-
 def test_markov_entropy_is_what_the_sample_shows() -> None:
     """The entropy of a token given the one before, counted over a long sample."""
-    one = source("markov", batch_size=40, seq_len=2000)
+    one = GeneratedSource("markov", 256, Share(seq_len=2000, batch_size=40, seed=3))
     tokens = one.fetch().tokens
     jumps = Counter(((tokens[:, 1:] - tokens[:, :-1]) % 256).flatten().tolist())
     total = sum(jumps.values())
@@ -119,8 +90,6 @@ def test_markov_entropy_is_what_the_sample_shows() -> None:
     assert chain_entropy_nats() == expected == one.floor_nats
     assert observed == pytest.approx(expected, abs=0.01)
     assert len(jumps) == len(CHAIN_CHANCES)
-
-
-def test_markov_needs_a_vocabulary_that_holds_its_jumps() -> None:
+    assert inner().floor_nats == pytest.approx(math.log(256))
     with pytest.raises(DataError, match="vocabulary"):
-        source("markov", vocab_size=100)
+        GeneratedSource("markov", 100, Share(seq_len=8, batch_size=2, seed=1))

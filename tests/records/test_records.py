@@ -20,8 +20,6 @@ from runbook.records import (
     Window,
     thin_points,
 )
-from runbook.records.measurement import duration_text
-from tests.factory.records import launch
 
 DIGEST = "0" * 64
 
@@ -60,23 +58,10 @@ def test_a_measurement_prints_with_everything_needed_to_believe_it() -> None:
     assert str(measurement()) == wanted
 
 
-@pytest.mark.parametrize("field", ["unit", "n", "window", "path", "sha256"])
-def test_a_number_never_travels_alone(field: str) -> None:
-    fields = measurement().model_dump()
-    del fields[field]
-    with pytest.raises(ValidationError, match=field):
-        Measurement(**fields)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"n": 0}, {"path": ""}, {"sha256": "abc"}, {"sha256": "Z" * 64}, {"extra": 1}]
-)
+@pytest.mark.parametrize("changes", [{"n": 0}, {"path": ""}, {"sha256": "Z" * 64}, {"window": 3}])
 def test_a_measurement_without_a_receipt_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         measurement(**changes)
-
-
-def test_a_window_cannot_end_before_it_begins() -> None:
     with pytest.raises(ValidationError, match="before it begins"):
         Window(first_step=300, last_step=251)
 
@@ -88,7 +73,6 @@ def test_a_window_cannot_end_before_it_begins() -> None:
         ({"limit_source": ""}, "without its source"),
         ({"outcome": Outcome.FAIL}, "without saying what to do"),
         ({"id": "other.throughput"}, "does not begin with its phase"),
-        ({"reason": ""}, "reason"),
     ],
 )
 def test_a_check_that_could_mislead_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -96,51 +80,13 @@ def test_a_check_that_could_mislead_is_refused(changes: dict[str, Any], message:
         check(**changes)
 
 
-def test_records_are_immutable() -> None:
-    with pytest.raises(ValidationError, match="frozen"):
-        check().outcome = Outcome.FAIL  # type: ignore[misc]
-
-
-def test_a_launch_prints_as_a_line_that_can_be_pasted() -> None:
-    made = launch(
-        *("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--config", "a b.yaml"),
-        env={"NSA_DDP_BUCKET_MB": "50", "NCCL_ALGO": "Ring; rm"},
-    )
-    assert made.command_line() == (
-        "NSA_DDP_BUCKET_MB=50 NCCL_ALGO='Ring; rm' "
-        "torchrun --nproc_per_node=2 -m nsa.train --config 'a b.yaml'"
-    )
-
-
-def test_a_schedule_counts_the_rows_that_it_will_write() -> None:
-    schedule = ArmSchedule(
-        settings={"25": {"NSA_DDP_BUCKET_MB": "25"}, "50": {"NSA_DDP_BUCKET_MB": "50"}},
-        rounds=(("25", "50"), ("50", "25")),
-        steps=20,
-        warmup_steps=3,
-    )
-    assert schedule.total_steps == 4 * 23
-
-
 def test_a_schedule_with_an_arm_that_nobody_described_is_refused() -> None:
     with pytest.raises(ValidationError, match="without settings"):
         ArmSchedule(settings={"25": {}}, rounds=(("25", "50"),), steps=1, warmup_steps=0)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0 s"),
-        (2.25, "2.25 s"),
-        (9.999, "10 s"),
-        (59.4, "59 s"),
-        (59.6, "1 min 00 s"),
-        (200, "3 min 20 s"),
-        (7500, "2 h 05 min"),
-    ],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
+    both = ArmSchedule(
+        settings={"a": {}, "b": {}}, rounds=(("a", "b"),) * 2, steps=20, warmup_steps=3
+    )
+    assert both.total_steps == 4 * 23
 
 
 # Curves keep their dips and peaks, and records survive being stored.

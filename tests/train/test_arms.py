@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from nsa.contract import Event
 from nsa.launch.arms import Block
 from nsa.toggles import parse_toggles
 from nsa.witness.effect_watch import BlockEvidence
 from runbook.accounts.settings import bucket_account
 from runbook.folder.launch.rank_log import read_heartbeats
 from tests.shared import once
-from tests.train.conftest import edited
 from tests.train.launching import Launch, run, schedule, start
 
 pytestmark = pytest.mark.e2e
@@ -89,29 +88,8 @@ def test_origin_accumulation_communicates_once_per_step(arms: Launch) -> None:
     assert arms.effects(arm="small")["NSA_DDP_COMPRESS"]["evidence"] == {"hook": None}
 
 
-STEPS = 12
 TIMEOUT_S = 420
-ARGS = ["--dataset", "markov", "--ddp", "0", "--steps", str(STEPS)]
 LAYER = {"NSA_COMPILE": "layer"}
-
-
-def launched(folder: Path, args: list[str], **how: Any) -> Launch:
-    return start(folder, args, **how).wait(TIMEOUT_S)
-
-
-@pytest.mark.slow
-@pytest.mark.e2e
-@pytest.mark.timeout(2 * TIMEOUT_S)
-def test_nothing_is_compiled_in_a_step(tmp_path: Path) -> None:
-    """The effect is shown by the graph of the loss."""
-    config = edited(tmp_path, ("eval_every: 0", "eval_every: 5"))
-    layer = launched(tmp_path, ARGS, config=config, toggles=LAYER)
-    effect = layer.effects()["NSA_COMPILE"]
-    assert effect["took_effect"] is True
-    assert effect["evidence"]["compiled_calls"] == effect["evidence"]["wanted"] == 2 + 1
-    assert effect["evidence"]["graphs"] == 2
-    told = [(it["where"], it["added"], it["timed"]) for it in layer.beats(0, "compiled")]
-    assert told == [("block", 2, False), ("eval", 2, False)]
 
 
 @pytest.fixture(scope="session")
@@ -134,40 +112,29 @@ def _arms_of_kernels(folder: Path) -> Launch:
         "NSA_DDP_BUCKET_MB": "0.25",
     }
     words = [*args, "--arms", arms]
-    return launched(folder, words, ranks=2, toggles=toggles)
+    return start(folder, words, ranks=2, toggles=toggles).wait(TIMEOUT_S)
 
 
 @pytest.mark.slow
-@pytest.mark.e2e
-class TestTwoRanks:
-    pytestmark = pytest.mark.timeout(2 * TIMEOUT_S)
-
-    def test_arms_that_can_run_do_and_the_others_say_why(self, arms_of_kernels: Launch) -> None:
-        launch = arms_of_kernels
-        assert launch.exit(0)["code"] == launch.exit(1)["code"] == 0, launch.text()
-        assert launch.exit(0)["param_hash"] == launch.exit(1)["param_hash"]
-        refused = {beat["arm"]: beat["error"] for beat in launch.beats(1, "arm_failed")}
-        assert refused == {
-            "graphs": "NSA_CUDA_GRAPHS=1: CUDA graphs need a CUDA device, this is cpu; set it to 0",
-        }
-        assert Counter(row["arm"] for row in launch.rows()) == dict.fromkeys(
-            ("off", "layer", "again"), 7
-        )
-
-    @pytest.mark.parametrize("rank", [0, 1])
-    @pytest.mark.parametrize(("arm", "calls"), [("off", 0), ("layer", 3), ("again", 3)])
-    def test_every_rank_shows_each_arm(
-        self, arms_of_kernels: Launch, rank: int, arm: str, calls: int
-    ) -> None:
-        effects = arms_of_kernels.effects(rank, arm)
-        assert effects["NSA_COMPILE"]["took_effect"] is True
-        assert effects["NSA_COMPILE"]["evidence"]["compiled_calls"] == calls
-        assert effects["NSA_DDP_BUCKET_MB"]["took_effect"] is True
-        assert effects["NSA_DDP_COMPRESS"]["took_effect"] is True
-
-    def test_an_arm_that_was_compiled_stays_so(self, arms_of_kernels: Launch) -> None:
-        beats = arms_of_kernels.beats(0, "compiled")
-        assert [(beat["where"], beat["added"]) for beat in beats] == [("block", 2)]
+@pytest.mark.timeout(2 * TIMEOUT_S)
+def test_arms_that_can_run_do_on_every_rank_and_the_others_say_why(arms_of_kernels: Launch) -> None:
+    launch = arms_of_kernels
+    assert launch.exit(0)["code"] == launch.exit(1)["code"] == 0, launch.text()
+    assert launch.exit(0)["param_hash"] == launch.exit(1)["param_hash"]
+    refused = {beat["arm"]: beat["error"] for beat in launch.beats(1, "arm_failed")}
+    assert refused == {
+        "graphs": "NSA_CUDA_GRAPHS=1: CUDA graphs need a CUDA device, this is cpu; set it to 0",
+    }
+    calls = {"off": 0, "layer": 3, "again": 3}
+    assert Counter(row["arm"] for row in launch.rows()) == dict.fromkeys(calls, 7)
+    for rank, (arm, count) in product((0, 1), calls.items()):
+        effects = launch.effects(rank, arm)
+        assert effects["NSA_COMPILE"]["evidence"]["compiled_calls"] == count
+        for name in ("NSA_COMPILE", "NSA_DDP_BUCKET_MB", "NSA_DDP_COMPRESS"):
+            assert effects[name]["took_effect"] is True
+    # What was compiled stays so, and nothing is compiled in a step.
+    told = [(it["where"], it["added"], it["timed"]) for it in launch.beats(0, "compiled")]
+    assert told == [("block", 2, False)]
 
 
 def test_a_graph_in_a_timed_step_takes_the_effect_back() -> None:
@@ -184,11 +151,14 @@ def test_a_graph_in_a_timed_step_takes_the_effect_back() -> None:
         evidence.judge_steps(2)
     why = {"compiled_in_timed_steps": 2}
     assert told == [("NSA_COMPILE", False, why)]
-    assert Event.EFFECT == "effect"
 
 
 def test_a_plain_launch_that_cannot_have_it_does_not_start(tmp_path: Path) -> None:
-    launch = run(tmp_path, ARGS, toggles={**LAYER, "NSA_PREFILL_BATCHED": "0"})
+    launch = run(
+        tmp_path,
+        ["--dataset", "markov", "--ddp", "0"],
+        toggles={**LAYER, "NSA_PREFILL_BATCHED": "0"},
+    )
     assert launch.process.returncode == 2
     assert "token by token, a graph would hold every token" in launch.text()
     assert not (launch.run_dir / "training.csv").exists()

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import NSAError
-from nsa.inject import EVERY_RANK
-from nsa.inject.__main__ import KINDS, _parser, main
 from nsa.launch.plan import LaunchPlan, plan_launch
 from tests.train.launching import SMOKE, environment, schedule
 
@@ -33,7 +31,6 @@ def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
         # The origin swallowed --seq-len and reported a toy's speed as that of S=2048.
         ("--seq-lenn 2048 --fast word", {},
          ["--seq-lenn: no such flag; did you mean --seq-len?", "--fast: no such flag"]),
-        ("--seq 64", {}, ["--seq: no such flag"]),
         ("--ddp 1", {**TWO, "GROUP_WORLD_SIZE": "two"},
          ["GROUP_WORLD_SIZE='two': must be a whole number"]),
         # Report v4 ran batch 1 on two ranks.
@@ -117,11 +114,6 @@ def test_gradient_checkpointing_is_off_under_ddp_unless_allowed(
     assert found.model_config().gradient_checkpointing is on
 
 
-@pytest.mark.parametrize("word", ["0", "auto"])
-def test_triton_that_is_not_asked_for_by_name_needs_nothing(word: str) -> None:
-    plan(env={"NSA_USE_TRITON_SEL": word})
-
-
 def _block(arm: str, **toggles: str) -> tuple[str, int, dict[str, str]]:
     return arm, 5, {f"NSA_{name}": value for name, value in toggles.items()}
 
@@ -170,34 +162,3 @@ def test_the_program_exits_2_without_loading_torch() -> None:
     assert done.returncode == 2, done.stderr
     assert "--bogus: no such flag" in done.stderr
     assert "no config" in done.stderr
-
-
-def test_help_names_every_fault_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--help"])
-    shown = capsys.readouterr().out
-    assert ended.value.code == 0 and "TRAINER_ARGUMENTS" in shown and "-m nsa.inject kill" in shown
-    assert set(KINDS) <= {word.strip(",") for word in shown.split()}
-
-
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        ([], "the following arguments are required: KIND, RANK, STEP"),
-        (["kil", "0", "1", "--"], "no fault 'kil'; did you mean kill?"),
-        (["kill", "one", "1", "--"], "'one' is no whole number"),
-        (["kill", "0", "1"], "the trainer's own arguments follow after --"),
-    ],
-)
-def test_wrong_words_are_usage_errors(
-    words: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(words)
-    assert ended.value.code == 2 and text in capsys.readouterr().err
-
-
-def test_all_ranks_are_a_rank_too() -> None:
-    assert _parser().parse_args(["zero_gradients", "-1", "6"]).rank == EVERY_RANK
-    with pytest.raises(SystemExit):
-        _parser().parse_args(["zero_gradients", "-2", "6"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,41 +10,13 @@ import torch
 from torch import Tensor
 
 from nsa import layer as layers
-from nsa.model import Layer, NSALanguageModel, SwiGLU
 from nsa.step.engine import Engine
-from nsa.witness.accounts import Movement, TokenMeter, batch_digest, pieces
+from nsa.witness.accounts import Movement, TokenMeter, batch_digest
 from nsa.witness.gradient_probe import _row, probe_gradients
 from nsa.witness.oracle_check import OracleCheck
 from tests.train.engines import S, batch, engine
 
 TOLERANCE = 1e-4
-
-
-def test_an_honest_trainer_proves_itself_and_nothing_is_left_behind() -> None:
-    trainer = engine()
-    before = [p.detach().clone() for p in trainer.model.parameters()]
-    proof = probe_gradients(trainer, batch())
-    loss = float(trainer.loss(batch().tokens).detach())  # that of the first step
-    assert proof["loss"] == pytest.approx(loss, abs=1e-6)
-    assert proof["loss_again"] == pytest.approx(loss, abs=1e-5)
-    assert proof["positions"] == 2 * S
-    assert proof["wire"] == "fp32"
-    assert proof["missing"] == []
-    assert proof["logit_gradient"] < 1e-5
-    assert [proof["mean_low"], proof["mean_high"]] == pytest.approx([1, 1], abs=1e-6)
-    assert proof["norm_told"] == pytest.approx(proof["norm_before"], rel=1e-4)
-    assert proof["norm_after"] == pytest.approx(1.0, rel=1e-4)
-    assert all(value > 0 for value in proof["own_gradient"].values())
-    spots = proof["oracle"]
-    assert spots["embedding"] == 0
-    assert max(spots[name] for name in ("attention", "gates", "layer", "logits")) < TOLERANCE
-    assert spots["slope"] < 2e-5
-    assert spots["blocks_illegal"] == 0
-    assert (spots["layers"], spots["seams"]) == (2, 0)
-    assert all(p.grad is None for p in trainer.model.parameters())
-    assert all(torch.equal(p, b) for p, b in zip(trainer.model.parameters(), before, strict=True))
-    assert not trainer.optimizer.state
-    assert not any(p._backward_hooks for p in trainer.model.parameters())
 
 
 def test_what_a_micro_batch_leaves_is_seen_as_the_next_one_finds_it(
@@ -65,193 +36,47 @@ def test_what_a_micro_batch_leaves_is_seen_as_the_next_one_finds_it(
     assert probe_gradients(trainer, batch())["kept"] > 1e-4
 
 
-def _oracle(
-    where: str, beyond: float = 0.0313, alone: str = ""
-) -> Callable[[dict[str, Any]], bool]:
-    """By default more than bf16 explains, so that it is noticed in every precision.
-
-    alone: what is right all the same.
-    """
-    return lambda proof: (
-        proof["oracle"][where] > beyond and (not alone or proof["oracle"][alone] < TOLERANCE)
-    )
-
-
-def _attention_left_out(_real: Any) -> Any:
-    def forward(self: Layer, x: Tensor, **_: Any) -> Tensor:
-        x = x + 0 * self.attention(self.attention_norm(x))
-        return x + self.mlp(self.mlp_norm(x))
-
-    return forward
-
-
-def _mlp_swapped(_real: Any) -> Any:
-    def forward(self: SwiGLU, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, -1)
-        out: Tensor = self.down(gate * torch.nn.functional.silu(up))
-        return out
-
-    return forward
-
-
-def _gates_for_statistics_alone(real: Any) -> Any:
-    def forward(self: layers.NSAAttention, x: Tensor) -> Tensor:
-        out: Tensor = real(self, x)
-        assert self.last_gates is not None
-        self.last_gates = self.last_gates.roll(1, -1)
-        return out
-
-    return forward
-
-
-def _loss_on(inputs: slice, targets: slice) -> Callable[[Any], Any]:
-    """Cross entropy of some logits on some tokens."""
-
-    def loss(self: Engine, tokens: Tensor) -> Tensor:
-        logits = self.model(tokens[:, :-1])[:, inputs]
-        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, targets].flatten())
-
-    return lambda _real: loss
-
-
-class _SlopeTimes(torch.autograd.Function):
-    """x, whose gradient comes back as another multiple of itself."""
+class _Weaker(torch.autograd.Function):
+    """x, whose gradient comes back 5 % too small."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, by: float) -> Tensor:
-        ctx.by = by
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.by * grads[0], None
+    def backward(_ctx: Any, *grads: Tensor) -> Tensor:
+        return 0.95 * grads[0]
 
 
-def _times(by: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: _SlopeTimes.apply(x, by)  # type: ignore[no-any-return, no-untyped-call]
+@pytest.mark.parametrize(
+    "part", ["q", "k_cmp", "k_sel", "k_win", "v_cmp", "v_sel", "v_win", "gates"]
+)
+def test_a_gradient_that_is_5_percent_too_small_shows_in_the_slope(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = layers.split_projection
+
+    def weakened(*args: Any) -> Any:
+        parts = split(*args)
+        return replace(parts, **{part: _Weaker.apply(getattr(parts, part))})  # type: ignore[no-untyped-call]
+
+    monkeypatch.setattr(layers, "split_projection", weakened)
+    spots = probe_gradients(engine(), batch())["oracle"]
+    assert spots["slope"] > 1e-3 and spots["layer"] < TOLERANCE
 
 
-def _between(change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
-    """What a layer gives is changed after all else has looked at it."""
-
-    def plant(real: Any) -> Any:
-        def forward(self: NSALanguageModel, tokens: Tensor) -> Tensor:
-            hooks = [x.register_forward_hook(lambda _m, _i, out: change(out)) for x in self.layers]
-            out: Tensor = real(self, tokens)
-            for hook in hooks:
-                hook.remove()
-            return out
-
-        return forward
-
-    return plant
-
-
-def _part(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
-    """A part of the projection changed on its way into attention."""
-
-    def plant(real: Any) -> Any:
-        def changed(*args: Any) -> Any:
-            parts = real(*args)
-            return replace(parts, **{name: change(getattr(parts, name))})
-
-        return changed
-
-    return plant
-
-
-ATTENTION = (layers.NSAAttention, "forward")
-PARTS = (layers, "split_projection")
-MODEL = (NSALanguageModel, "forward")
-LOSS = (Engine, "loss")
-# What is replaced, by what, and where the pass over the first batch has to show it.
-WRONG: dict[str, tuple[tuple[Any, str], Callable[[Any], Any], Callable[[dict[str, Any]], bool]]] = {
-    "attention times 0": (
-        ATTENTION,
-        lambda real: lambda self, x: 0 * real(self, x),
-        _oracle("attention"),
-    ),
-    "residual without attention": ((Layer, "forward"), _attention_left_out, _oracle("layer")),
-    "mlp halves swapped": ((SwiGLU, "forward"), _mlp_swapped, _oracle("layer")),
-    **{
-        f"{name} of {part}": (PARTS, _part(part, change), _oracle("attention"))
-        for name, part, change in (
-            ("nothing", "v_cmp", lambda x: x * 0),
-            ("nothing", "v_sel", lambda x: x * 0),
-            ("the first key only", "v_sel", lambda x: x[:, :, :1].expand_as(x).contiguous()),
-            ("a shift", "k_win", lambda x: x.roll(1, 2)),
-        )
-    },
-    "gates kept for statistics alone": (
-        ATTENTION,
-        _gates_for_statistics_alone,
-        _oracle("gates", 0.01, "attention"),
-    ),
-    **{
-        name: (
-            MODEL,
-            _between(change),
-            lambda it: it["oracle"]["seams"] == 2 and it["oracle"]["layer"] < TOLERANCE,
-        )
-        for name, change in (
-            ("what a layer gives is not what the next one gets", lambda x: x * 0.5),
-            ("a gradient weakened on its way between layers", _times(0.9)),
-        )
-    },
-    **{
-        f"a gradient of {part} that is 5 % too small": (
-            PARTS,
-            _part(part, _times(0.95)),
-            _oracle("slope", 1e-3, "layer"),
-        )
-        for part in ("q", "k_cmp", "k_sel", "k_win", "v_cmp", "v_sel", "v_win", "gates")
-    },
-    "a gradient of a norm that is doubled": (
-        (torch.nn.RMSNorm, "forward"),
-        lambda real: lambda self, x: real(self, _times(2.0)(x)),
-        _oracle("slope", 1e-2),
-    ),
-    "something behind the logits": (
-        MODEL,
-        lambda real: lambda self, x: real(self, x) * 0.5,
-        _oracle("logits", 0.4),
-    ),
-    "loss on other targets": (
-        LOSS,
-        _loss_on(slice(None), slice(-1)),
-        lambda proof: abs(proof["loss"] - proof["loss_again"]) > 2e-3,
-    ),
-    "loss of half of each sequence": (
-        LOSS,
-        lambda real: lambda self, tokens: real(self, tokens[:, : S // 2 + 1]),
-        lambda proof: proof["positions"] == S,
-    ),
-    "loss that counts half": (
-        LOSS,
-        lambda real: lambda self, tokens: real(self, tokens) * 0.5,
-        lambda proof: abs(proof["logit_gradient"] - 0.5) < 1e-3,
-    ),
-    "a step that does not count": (
-        LOSS,
-        lambda real: lambda self, tokens: real(self, tokens) * 0,
-        lambda proof: set(proof["own_gradient"].values()) == {0.0},
-    ),
-    "nothing is clipped": (
-        (Engine, "clip"),
-        lambda _real: lambda self: torch.tensor(1.0),
-        lambda proof: (
-            proof["norm_told"] == 1.0 and proof["norm_after"] == proof["norm_before"] > 10
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_shows_in_the_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (owner, attribute), plant, shows = WRONG[name]
-    monkeypatch.setattr(owner, attribute, plant(getattr(owner, attribute)))
-    proof = probe_gradients(engine(), batch())
-    assert shows(proof), proof
+def test_a_loss_that_counts_half_shows_in_the_pass_which_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, trainer = Engine.loss, engine()
+    monkeypatch.setattr(Engine, "loss", lambda self, tokens: 0.5 * real(self, tokens))
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    proof = probe_gradients(trainer, batch())
+    assert abs(proof["logit_gradient"] - 0.5) < 1e-3 and proof["loss_again"] > proof["loss"] + 1
+    for parameter, weight in zip(trainer.model.parameters(), before, strict=True):
+        assert torch.equal(parameter, weight) and parameter.grad is None
+        assert not parameter._backward_hooks
+    assert not trainer.optimizer.state
 
 
 def test_no_layer_is_safe_from_the_oracle() -> None:
@@ -286,22 +111,6 @@ def test_no_row_of_a_batch_is_safe_from_the_oracle() -> None:
     assert seen == {0, 1, 2, 3}
 
 
-def test_a_micro_batch_that_is_lost_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gradients dropped before the last one: half of the known numbers arrives."""
-    trainer = engine("--accum", "2")
-    assert probe_gradients(trainer, batch())["mean_high"] == pytest.approx(1.0, abs=1e-6)
-    real, calls = Engine.loss, []
-
-    def forgetful(self: Engine, tokens: Tensor) -> Tensor:
-        calls.append(1)
-        self.optimizer.zero_grad(set_to_none=False)
-        return real(self, tokens)
-
-    monkeypatch.setattr(Engine, "loss", forgetful)
-    assert probe_gradients(trainer, batch())["mean_high"] == pytest.approx(0.5, abs=1e-6)
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize(
     ("kind", "wire"),
     [
@@ -327,21 +136,6 @@ def test_the_digits_betray_the_type(
 
     monkeypatch.setattr(Engine, "gradients", narrow)
     assert probe_gradients(trainer, batch())["wire"] == wire
-
-
-def test_a_frozen_parameter_gets_no_gradient() -> None:
-    trainer = engine()
-    trainer.model.norm.weight.requires_grad_(False)
-    assert probe_gradients(trainer, batch())["missing"] == ["norm.weight"]
-
-
-def test_pieces_are_every_element_once() -> None:
-    trainer = engine()
-    found = list(pieces(trainer.model))
-    assert sum(p.of(p.parameter).numel() for p in found) == trainer.model.n_parameters()
-    assert {"attention.q", "attention.gates", "embedding", "mlp.down", "norm"} <= {
-        p.group for p in found
-    }
 
 
 def test_movement_names_the_group_whose_worst_layer_stood_still() -> None:
@@ -372,10 +166,3 @@ def test_the_meter_counts_what_enters_the_embedding_in_a_step_only() -> None:
     meter.begin([tokens])
     trainer.loss(batch(6).tokens)
     assert meter.sums()["fetched_sum"] != meter.sums()["embedded_sum"]
-
-
-def test_digests_of_parts_add_up_to_that_of_the_whole() -> None:
-    rows = batch().tokens
-    parts = batch_digest(rows[:1]) + batch_digest(rows[1:])
-    assert parts % 2**64 == batch_digest(rows) == batch_digest(rows.flip(0))
-    assert batch_digest(rows) != batch_digest(rows.roll(1, 1))

@@ -1,39 +1,48 @@
-"""The trainer's loop in this process: clocks, rates, what ranks tell each other, why it ends."""
+"""The loop of a launch in this process, and what watches beside its steps."""
 
 from __future__ import annotations
 
 import math
 import secrets
 import time
+from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.contract import HEARTBEATS, TRAINING_CSV
+from nsa.contract.digests import drawn_batch
 from nsa.data.packing import open_source
-from nsa.data.source import Source
+from nsa.launch.arms import Block
 from nsa.launch.output import Heartbeat
-from nsa.launch.plan import LaunchPlan, plan_launch
+from nsa.launch.plan import plan_launch
 from nsa.launch.process import Termination
 from nsa.launch.ranks import (
-    Ranks,
     choose_device,
     start_ranks,
 )
-from nsa.step.clock import StepClock
-from nsa.step.dispatch import is_out_of_memory, trial_step
+from nsa.model import NSALanguageModel, whole
+from nsa.step.dispatch import is_out_of_memory
 from nsa.step.engine import Engine
-from nsa.step.optimizer import learning_rate
-from nsa.step.sync import Agreed
+from nsa.train.evaluation import evaluate
 from nsa.train.loop import Loop
-from nsa.train.settle import Tables, what_is_not_finite
-from nsa.witness.witness import Witness
+from nsa.train.settle import Tables
+from nsa.witness.effect_watch import BlockEvidence, kernel_name, operators_by_branch
+from nsa.witness.oracle_check import OracleCheck
+from nsa.witness.profiling import torch_profiler
+from nsa.witness.shadow.recompute import loss_again
+from nsa.witness.slope_check import slope_error
 from runbook.accounts.clocks import BusySteps, step_clock
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.rank_log import read_heartbeats
+from tests.train.engines import batch, engine
 from tests.train.launching import SMOKE
 
 SMALL = ("--ddp", "0", "--seq-len", "32", "--set", "model.n_layers=1", "--steps", "16")
@@ -54,9 +63,7 @@ def accounts_of(loop: Loop, run_dir: Path) -> list[str]:
 @pytest.mark.parametrize("late", [False, True])
 def test_the_time_of_a_row_is_the_next_steps_by_both_clocks(tmp_path: Path, late: bool) -> None:
     """Rows that take 30 ms now and then, as TensorBoard's may; told late they do not balance."""
-    plan = plan_launch(["--config", str(SMOKE), *SMALL], {"NSA_PREFILL_BATCHED": "1"})
-    ranks = start_ranks(plan, choose_device(plan))
-    loop = made_loop(plan, ranks, made_source(plan, ranks, "synthetic"), tmp_path)
+    loop = made_loop(tmp_path, "synthetic")
     write, beat = loop.tables.training, loop.heartbeat
     tell, told = beat.write, []
 
@@ -84,94 +91,17 @@ def test_the_time_of_a_row_is_the_next_steps_by_both_clocks(tmp_path: Path, late
     assert bool(problems) is late, problems
 
 
-def test_what_is_computed_beside_a_step_leaves_the_gates_of_the_step_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever reads them before the step's own pass has to be seen, in drawn steps too."""
+def made_loop(run_dir: Path, dataset: str) -> Loop:
+    """A loop of one rank that writes its records into `run_dir`, without TensorBoard."""
     plan = plan_launch(["--config", str(SMOKE), *SMALL], {"NSA_PREFILL_BATCHED": "1"})
     ranks = start_ranks(plan, choose_device(plan))
-    loop = made_loop(plan, ranks, made_source(plan, ranks, "markov"), tmp_path)
-    before, looked, changed = Witness.before, [], []
-
-    def watched(witness: Witness, step: int, batches: Any) -> bool:
-        kept = [(one.last_gates, one.last_blocks) for one in loop.engine.model.attentions()]
-        took_time = before(witness, step, batches)
-        looked.append(took_time)
-        for one, (gates, blocks) in zip(loop.engine.model.attentions(), kept, strict=True):
-            if one.last_gates is not gates or one.last_blocks is not blocks:
-                changed.append(step)
-        return took_time
-
-    monkeypatch.setattr(Witness, "before", watched)
-    assert loop.run().code == 0
-    assert sum(looked) > 1 and changed == []
-
-
-def refusal(error: RuntimeError) -> str | None:
-    """What is said of an arm whose trial step raises this."""
-
-    def loss() -> torch.Tensor:
-        raise error
-
-    return trial_step(torch.nn.Linear(1, 1), loss)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory.\nTried 2 GiB"),
-         "out of memory: CUDA out of memory. Tried 2 GiB"),
-        (RuntimeError("No available kernel."), "No available kernel."),
-    ],
-)  # fmt: skip
-def test_an_arm_without_memory_is_told_from_one_without_a_kernel(
-    error: RuntimeError, said: str
-) -> None:
-    assert refusal(error) == said
-
-
-@pytest.mark.parametrize(
-    ("loss", "norm", "said"),
-    [
-        (5.545177936553955, float("nan"), "gradient norm nan, while the loss is 5.545"),
-        (float("inf"), 0.25, "loss inf on rank 1, while the gradient norm is 0.25"),
-        (float("nan"), float("nan"), "loss nan on rank 1, gradient norm nan"),
-    ],
-)
-def test_what_is_not_finite_comes_first(loss: float, norm: float, said: str) -> None:
-    where = "" if math.isfinite(loss) else "rank 1"
-    agreed = Agreed(
-        loss=loss,
-        grad_norm=norm,
-        where=where,
-        nonfinite=True,
-        halt=False,
-        terminate=False,
-        saved=False,
-    )
-    assert what_is_not_finite(agreed) == said
-
-
-def made_source(plan: LaunchPlan, ranks: Ranks, dataset: str) -> Source:
-    """The data set of this rank, as the plan's config says it."""
     data = plan.config.data.model_copy(update={"dataset": dataset})
-    share = replace(plan.share, rank=ranks.rank, world_size=ranks.world_size)
-    return open_source(data, share)
-
-
-def made_loop(
-    plan: LaunchPlan,
-    ranks: Ranks,
-    source: Source,
-    run_dir: Path,
-) -> Loop:
-    """A loop that writes its records into `run_dir`, without TensorBoard."""
-    beat = Heartbeat(rank=ranks.rank, token=secrets.token_hex(8))
+    beat = Heartbeat(rank=0, token=secrets.token_hex(8))
     beat.open(run_dir)
     return Loop(
         Engine(plan, ranks),
-        source=source,
-        tables=Tables(run_dir, rank=ranks.rank, csv=True, aux=True, board=False),
+        source=open_source(data, plan.share),
+        tables=Tables(run_dir, rank=0, csv=True, aux=True, board=False),
         heartbeat=beat,
         termination=Termination(),
         run_dir=run_dir,
@@ -179,32 +109,10 @@ def made_loop(
 
 
 @pytest.mark.parametrize(
-    ("step", "shape", "warmup", "wanted"),
-    [
-        # Warm-up is linear in optimizer steps; cosine falls to a tenth at the last one.
-        (1, "cosine", 10, 0.1),
-        (5, "cosine", 10, 0.5),
-        (10, "cosine", 10, 1.0),
-        (35, "cosine", 10, 0.1 + 0.45 * (1 + math.cos(math.pi / 4))),
-        (60, "cosine", 10, 0.55),
-        (110, "cosine", 10, 0.1),
-        (500, "cosine", 10, 0.1),
-        (110, "constant", 10, 1.0),
-        (1, "cosine", 0, 0.1 + 0.45 * (1 + math.cos(math.pi / 110))),
-    ],
-)
-def test_the_rate_of_a_step(step: int, shape: str, warmup: int, wanted: float) -> None:
-    found = learning_rate(step, peak=2.0, warmup_steps=warmup, total_steps=110, shape=shape)
-    assert found == pytest.approx(2 * wanted)
-
-
-@pytest.mark.parametrize(
     ("error", "memory"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
-        (MemoryError(), True),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), True),
-        (RuntimeError("No available kernel. Aborting execution."), False),
         (ValueError("out of memory"), False),
     ],
 )
@@ -212,28 +120,130 @@ def test_a_lack_of_memory_is_told_from_other_errors(error: Exception, memory: bo
     assert is_out_of_memory(error) is memory
 
 
-def clock_that_reads(monkeypatch: pytest.MonkeyPatch, *readings: float) -> StepClock:
-    """The clock of a step on a CPU, whose host reads these seconds, one after the other."""
-    monkeypatch.setattr("nsa.step.clock.perf_counter", iter(readings).__next__)
-    return StepClock(torch.device("cpu"))
+HELD_OUT = [batch(seed).tokens for seed in (1, 2, 3)]
 
 
-def test_the_clock_tells_a_step_and_what_of_it_waited_for_data(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    clock = clock_that_reads(monkeypatch, 100.0, 100.25, 100.75, 102.0, 105.0)
-    with clock.fetching():
-        pass
-    mark = clock.tick()
-    assert (mark.seconds(), mark.fetch_s) == (2.0, 0.5)
-    following = clock.tick()  # begins where the one before ended, and fetches nothing
-    assert (following.seconds(), following.fetch_s) == (3.0, 0.0)
+def test_an_evaluation_is_the_mean_of_its_batches_and_leaves_nothing_behind() -> None:
+    trainer = engine()
+    found = evaluate(trainer, HELD_OUT, drawn=1)
+    assert len(found.losses) == 3
+    assert found.loss == pytest.approx(math.fsum(found.losses) / 3, rel=1e-12)
+    assert found.kept is HELD_OUT[1]
+    assert loss_again(trainer, HELD_OUT[1]) == pytest.approx(found.losses[1], abs=1e-6)
+    assert trainer.model.training
+    assert all(p.grad is None for p in trainer.model.parameters())
 
 
-def test_restart_leaves_out_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = clock_that_reads(monkeypatch, 100.0, 101.0, 104.0, 110.0, 110.5)
-    with clock.fetching():
-        pass
-    clock.restart()
-    mark = clock.tick()
-    assert (mark.seconds(), mark.fetch_s) == (0.5, 0.0)
+def test_a_batch_that_is_never_reached_is_not_computed_again() -> None:
+    assert evaluate(engine(), HELD_OUT[:2], drawn=2).kept is None
+
+
+def test_the_drawn_batch_differs_by_token_rank_and_step() -> None:
+    drawn = [drawn_batch("a", 0, 1, 64), drawn_batch("b", 0, 1, 64), drawn_batch("a", 1, 1, 64)]
+    drawn += [drawn_batch("a", 0, step, 64) for step in range(2, 30)]
+    assert len(set(drawn)) > 15 and set(drawn) <= set(range(64))
+
+
+SHAPE = NSAConfig(
+    dim=64, n_heads=4, n_kv_groups=2, d_k=16, d_v=16, l=16, d=8, l_sel=16, n_sel=4, w=32
+)
+
+
+@pytest.mark.parametrize("path", ["batched", "sequential", "reference"])
+@pytest.mark.parametrize("phi", ["avg", "mlp"])
+# With one compressed block alone (whose key gets no gradient), with choices.
+@pytest.mark.parametrize("seq_len", [20, 130])
+def test_a_healthy_layer_is_right(path: Any, phi: Any, seq_len: int) -> None:
+    torch.manual_seed(seq_len)
+    attention = replace(SHAPE, phi=phi)
+    cfg = ModelConfig(vocab_size=64, n_layers=2, attention=attention, way=Way(path=path))
+    layer = NSALanguageModel(cfg).layers[1]
+    at = np.unique(np.linspace(0, seq_len - 1, 6).astype(np.int64))
+    x = torch.randn(1, seq_len, 64)
+    kept = layer.attention.last_gates
+    error = slope_error(layer, cfg, x, at, within=nullcontext, seed=3)  # type: ignore[arg-type]
+    assert error < 2e-5
+    assert layer.attention.last_gates is kept
+    assert all(parameter.grad is None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e-20, 1e-3])
+def test_a_bias_that_has_hardly_moved_is_no_error(bias: float) -> None:
+    """A share of it would be nothing beside the rounding of a difference."""
+    torch.manual_seed(1)
+    cfg = ModelConfig(vocab_size=64, n_layers=1, attention=SHAPE)
+    layer = NSALanguageModel(cfg).layers[0]
+    layer.attention.gate_bias.data.normal_(std=bias)  # type: ignore[union-attr]
+    x, at = torch.randn(1, 64, 64), np.array([0, 20, 63])
+    error = slope_error(layer, cfg, x, at, within=nullcontext, seed=2)  # type: ignore[arg-type]
+    assert error < 2e-5
+
+
+def test_a_large_residual_stream_rounds_no_healthy_layer_wrong() -> None:
+    torch.manual_seed(1)
+    cfg = ModelConfig(vocab_size=64, n_layers=1, attention=SHAPE)
+    model = NSALanguageModel(cfg)
+    model.embedding.weight.data.mul_(1e5)
+    check = OracleCheck(model=model, only=0)
+    with check.watch():
+        model(torch.randint(0, 64, (1, 64)))
+    off = check.step_errors(values=True, slope=True)
+    assert off["seams"] == 0
+    assert max(off["layers"], off["logits"]) < 2e-5 and off["slopes"] < 1.6e-4
+
+
+@pytest.mark.parametrize(
+    ("ops", "kernel"),
+    [
+        (["aten::_scaled_dot_product_flash_attention_for_cpu"], "flash"),
+        (["aten::_scaled_dot_product_cudnn_attention"], "cudnn"),
+        (["aten::_scaled_dot_product_attention_math", "aten::_softmax"], "math"),
+        (["aten::exp_"], "explicit_softmax"),
+        (["aten::_scaled_dot_product_attention_math", "nsa::core"], "math+triton"),
+        ([], "none"),
+    ],
+)
+def test_kernels_are_named_by_their_operators(ops: list[str], kernel: str) -> None:
+    assert kernel_name(Counter(ops)) == kernel
+
+
+def test_operators_outside_a_branch_are_not_counted() -> None:
+    x = torch.randn(1, 1, 4, 8)
+    with torch_profiler("cpu") as profiler:
+        torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        with torch.profiler.record_function("nsa.win"):
+            x.softmax(-1)
+    ops = operators_by_branch(profiler.function_events)
+    assert kernel_name(ops["win"]) == "explicit_softmax"
+    assert kernel_name(ops["sel"]) == "none"
+
+
+def test_what_graphs_run_is_counted_in_a_pass_of_its_own() -> None:
+    """The modules run there, and the step's own pass is compiled, as in all other steps."""
+    made, ran = engine("--set", "train.seq_len=32"), []
+
+    def noting(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        ran.append(given)
+        return whole(*given)
+
+    def evidence() -> BlockEvidence:
+        block = Block(index=0, arm="", warmup_steps=0, steps=5, toggles=made.plan.toggles)
+        log: Any = None
+        return BlockEvidence(block, log=log, engine=made, profiler=None, running={})
+
+    rows = batch(1, 32)
+    plain = evidence()
+    assert not plain.look_apart(rows)
+    with plain.watch():
+        made.loss(rows.tokens, wrapped=False)
+    plain.step_done()
+    assert plain._ranges.entered
+    made.model.compiled = noting
+    apart = evidence()
+    assert apart.look_apart(rows) and not apart.look_apart(rows)
+    assert apart._ranges.entered == plain._ranges.entered and not ran
+    with apart.watch():
+        made.loss(rows.tokens, wrapped=False)
+    assert len(ran) == made.plan.config.model.n_layers and apart._layer_calls == 1
+    apart.step_done()
+    assert not made.model.layers[0]._forward_pre_hooks

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, CheckpointError, shard_file
 from nsa.contract.digests import sha256_of
 from nsa.launch.output import write_json
 from nsa.settings import TrainSection
 from nsa.train import restore
-from nsa.train.checkpoint import expendable, prune
+from nsa.train.checkpoint import expendable
 from tests.train.conftest import STEPS
 from tests.train.launching import Launch
 
@@ -55,6 +56,23 @@ def test_ranks_share_the_writing_and_each_keeps_its_own_state(everything: Launch
     }
 
 
+def _gradients(launch: Launch) -> list[torch.Tensor]:
+    """After one AdamW step from zero the first moment is (1 - beta1) times the gradient."""
+    saved = restore.read(launch.run_dir / "checkpoints" / "step_1")
+    return [saved[name] / 0.1 for name in sorted(saved) if name.endswith(".exp_avg")]
+
+
+@launched
+def test_ddp_proof_gradients_of_two_ranks_are_those_of_one(one_step: dict[int, Launch]) -> None:
+    """Two ranks with two micro-batches each, against one rank with the whole batch at once."""
+    assert [launch.process.returncode for launch in one_step.values()] == [0, 0]
+    alone, together = _gradients(one_step[1]), _gradients(one_step[2])
+    assert len(alone) == len(together) > 10
+    for one, two in zip(alone, together, strict=True):
+        assert one.abs().max() > 0
+        torch.testing.assert_close(two, one, rtol=1e-4, atol=1e-6)
+
+
 def _checkpoint(folder: Path, step: int) -> Path:
     path = folder / "checkpoints" / f"step_{step}"
     path.mkdir(parents=True)
@@ -90,59 +108,16 @@ def test_every_kind_of_damage_is_noticed(tmp_path: Path, name: str) -> None:
     assert restore.find_step(tmp_path, 0)[0].name == "step_10"
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_leads_to_the_one_before(
-    tmp_path: Path,
-) -> None:
-    sound = _checkpoint(tmp_path / "a", 5)
-    for name, before in (("b", sound), ("c", tmp_path / "b" / "checkpoints" / "step_9")):
-        folder = tmp_path / name
-        folder.mkdir()
-        write_json(folder / "env.json", {"resumed": {"path": str(before), "step": 5}})
-    assert restore.find_step(tmp_path / "c", 0) == (sound, [])
-    own = _checkpoint(tmp_path / "c", 7)
-    assert restore.find_step(tmp_path / "c", 0) == (own, [])
-    (own / shard_file(0)).unlink()
-    found, refused = restore.find_step(tmp_path / "c", 0)
-    assert found == sound and "step_7" in refused[0]
-    write_json(tmp_path / "b" / "env.json", {"resumed": None})
-    with pytest.raises(CheckpointError, match="no sound checkpoint"):
-        restore.find_step(tmp_path / "c", 0)
-
-
-def test_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_a_rank_without_its_part_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint"):
         restore.find_step(tmp_path, 0)
-
-
-def test_a_rank_without_its_part_is_refused(tmp_path: Path) -> None:
     _checkpoint(tmp_path, 5)
     with pytest.raises(CheckpointError, match=r"holds no __1_0\.distcp"):
         restore.find_step(tmp_path, 1)
 
 
-LOSSES = {100: 3.0, 200: 2.0, 300: None, 400: float("nan"), 500: 2.5, 600: 2.4}
-
-
-def keeping(last: int = 0, every: int = 0, best: bool = False) -> TrainSection:
-    keep = {"keep_last": last, "keep_every": every, "keep_best": best}
-    return TrainSection.model_validate(
-        {"steps": 1, "seq_len": 2, "batch_size": 1, "lr": 0.1} | keep
-    )
-
-
 def test_the_best_is_the_first_of_equals_and_none_without_evaluations() -> None:
-    keep = keeping(last=1, best=True)
+    given = {"steps": 1, "seq_len": 2, "batch_size": 1, "lr": 0.1}
+    keep = TrainSection.model_validate({**given, "keep_last": 1, "keep_best": True})
     assert expendable({1: 2.0, 2: 2.0, 3: 3.0}, keep) == [2]
-    assert expendable({1: None, 2: None, 3: None}, keep) == [1, 2]
-
-
-def test_pruning_leaves_nothing_half_removed_and_touches_nothing_else(tmp_path: Path) -> None:
-    for step, loss in LOSSES.items():
-        folder = tmp_path / f"step_{step}"
-        folder.mkdir()
-        text = json.dumps({"step": step, "val_loss": loss}) if step != 300 else "torn"
-        (folder / CHECKSUMS_JSON).write_text(text)
-    (tmp_path / ".step_700.tmp").mkdir()
-    prune(tmp_path, keeping(last=2, best=True))
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == [".step_700.tmp", "step_200", "step_500", "step_600"]
+    assert expendable({1: None, 2: float("nan"), 3: None}, keep) == [1, 2]

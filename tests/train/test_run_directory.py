@@ -14,18 +14,10 @@ from nsa.toggles import TOGGLES
 from nsa.train import restore
 from runbook.tools.inspect import RemarkCode
 from runbook.tools.inspect.folder import inspect_path
-from tests.train.conftest import EVERYTHING, STEPS
+from tests.train.conftest import STEPS
 from tests.train.launching import Launch
 
 pytestmark = pytest.mark.e2e
-
-
-def test_it_ends_well_on_both_ranks(everything: Launch) -> None:
-    assert everything.process.returncode == 0, everything.text()
-    ends = [everything.exit(rank) for rank in range(2)]
-    assert [end["code"] for end in ends] == [0, 0]
-    assert [end["steps_done"] for end in ends] == [STEPS, STEPS]
-    assert ends[0]["param_hash"] == ends[1]["param_hash"] and len(ends[0]["param_hash"]) == 64
 
 
 def test_everything_that_it_tells_balances(everything: Launch) -> None:
@@ -34,6 +26,7 @@ def test_everything_that_it_tells_balances(everything: Launch) -> None:
     Rows, rates, tokens, times beside steps, the schedule, losses of both ranks, buckets, settings
     in force, evaluations, gates, checkpoints.
     """
+    assert everything.process.returncode == 0, everything.text()
     (told,) = inspect_path(everything.run_dir).remarks
     assert told.code is RemarkCode.WINDOW_TOO_SHORT, told.message
 
@@ -91,15 +84,12 @@ def test_env_tells_what_really_ran(everything: Launch) -> None:
     assert env["git"]["sha"] is None or len(env["git"]["sha"]) == 40
     assert len(env["config_sha256"]) == 64
     assert env["arms"] is None
-
-
-def test_env_names_every_toggle_in_force_with_its_source(everything: Launch) -> None:
-    toggles = {row["name"]: row for row in everything.env()["toggles"]}
-    wanted = {n for n in EVERYTHING if n.startswith("NSA_")} | {"NSA_PREFILL_BATCHED"}
-    assert set(toggles) == wanted
-    assert {row["source"] for row in toggles.values()} == {"environment"}
-    assert toggles["NSA_DDP_BUCKET_MB"]["value"] == 0.25
-    assert toggles["NSA_DDP_BUCKET_MB"]["default"] == 25.0
+    attention = env["attention"]
+    assert attention["window"]["value"] == "masked" and attention["selected"]["value"] == "sdpa"
+    assert "Triton needs a CUDA device" in attention["window"]["reason"]
+    assert attention["self_test"]["paths"]["cpu_masked"]["agrees"]
+    assert "[self-test] cpu_masked: agrees" in everything.text()
+    assert env["policies"]["sdpa_kernels"]["flash"] is True
 
 
 def test_passed_variables_are_recorded_and_mapped(everything: Launch) -> None:
@@ -109,33 +99,12 @@ def test_passed_variables_are_recorded_and_mapped(everything: Launch) -> None:
     assert alloc["mapped_to"] == "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
-def test_the_audit_names_a_kernel_for_every_branch(everything: Launch) -> None:
-    audit = json.loads((everything.run_dir / "sdpa_audit.json").read_text())
-    branches = audit["arms"][""]["branches"]
-    assert set(branches) == {"cmp", "sel", "win"}
-    for branch in branches.values():
-        assert branch["kernel"] != "none"
-        assert sum(branch["ops"].values()) > 0
-    evidence = everything.effects()["NSA_SDPA_AUDIT"]["evidence"]
-    assert evidence == {name: branch["kernel"] for name, branch in branches.items()}
-
-
 def test_the_trace_holds_the_range_that_nvtx_promises(everything: Launch) -> None:
     with gzip.open(everything.run_dir / "trace_rank0.json.gz", "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert "nsa.sel.ranges_v2" in names
     effects = [b for b in everything.beats(0, "effect") if b["toggle"] == "NSA_NVTX"]
     assert [b["took_effect"] for b in effects] == [True]
-
-
-def test_the_profile_says_where_the_time_went(everything: Launch) -> None:
-    profile = json.loads((everything.run_dir / "profile_rank0.json").read_text())
-    assert profile["steps"] == 3
-    assert profile["ranges"]["nsa.sel.ranges_v2"]["count"] == 3 * 2 * 2  # steps, layers, batches
-    assert profile["ranges"]["nsa.win"]["cpu_us"] > 0
-    assert 0 < profile["python_share"] < 1
-    assert 0 < len(profile["top_python"]) <= 10
-    assert all(0 <= row["share"] < 1 for row in profile["top_python"])
 
 
 def test_memory_snapshots(everything: Launch) -> None:

@@ -1,4 +1,4 @@
-"""Every reader of what a GPU, its driver and torch say, against what an H100 really said."""
+"""What an H100 and an H200 said of themselves, by every reader of a GPU, its driver and torch."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
+from nsa.attention.triton.launch import file_of
 from nsa.witness.effect_watch import kernel_name, operators_by_branch
-from nsa.witness.profiling import HOST, WORK, Recorded, summarize
+from nsa.witness.profiling import HOST, WORK
 from runbook.config.load import load_profile
 from runbook.folder.launch.documents import GPU_SAMPLES, read_console
 from runbook.folder.launch.rows import read_rows
 from runbook.launch.incident import bundle
 from runbook.launch.incident.flight import read_nccl_rows
+from runbook.machine.gpu import profile_for
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 from runbook.records import End, LaunchResult, LaunchStatus
 from tests.launch.test_hang_on_a_gpu import HANGS, missing
-from tests.real import H100, unread_fields
+from tests.real import H100, H200, unread_fields
 
 SMI = (H100 / "nvidia_smi.xml").read_text()
 DEVICES = json.loads((H100 / "devices_before.json").read_text())
@@ -128,19 +130,6 @@ def test_the_kernel_of_each_branch_is_the_one_that_the_device_ran() -> None:
     assert sum("softmax_warp_forward" in name for name in on_device) == 1
 
 
-def test_the_profile_of_a_layer_has_its_ranges_on_both_timelines() -> None:
-    events = [
-        Recorded(begin_us=begin, end_us=end, name=name, kind=kind)
-        for begin, end, name, kind in _trace()["events"]
-    ]
-    found = summarize(events, 1)
-    assert {name: row["count"] for name, row in found["ranges"].items()} == {
-        "nsa.cmp": 1, "nsa.sel.attend": 1, "nsa.win": 1,
-    }  # fmt: skip
-    assert all(row["cpu_us"] > 0 and row["cuda_us"] > 0 for row in found["ranges"].values())
-    assert found["gpu"] is not None and 0 < found["gpu"]["busy_us"] < found["gpu"]["window_us"]
-
-
 def test_the_dump_of_nccls_own_watchdog() -> None:
     folder = H100 / "evidence" / "nccl_timeout"
     rows = read_nccl_rows((folder / "nccl_flight_rank0").read_bytes())
@@ -164,3 +153,16 @@ def test_one_rank_that_hung_left_what_it_has_to(name: str, tmp_path: Path) -> No
         # NCCL gave up after 9 s and said so; its process would have stayed for good.
         assert "timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE" in told.cause
         assert missing(name, kept, folder) == ["no word of NCCL's watchdog"]
+
+
+H200_SMI = (H200 / "nvidia_smi.xml").read_text()
+
+
+def test_it_is_the_card_of_its_profile() -> None:
+    (card,) = parse_nvidia_smi(H200_SMI).gpus
+    assert unread_fields(card) == []
+    name, why = profile_for([(card.name, card.link["gen_max"])])
+    assert (name, why) == ("h200x1", "found 1 x NVIDIA H200")
+    hardware = load_profile(name).hardware
+    assert hardware is not None and hardware.gpu_name in card.name
+    assert file_of(card.name).is_file(), "the cuts of its kernels were measured"
