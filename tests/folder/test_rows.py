@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,12 +106,6 @@ def test_a_first_line_that_is_no_header(tmp_path: Path, first: str, says: str) -
     assert tuple(rows.frame.columns) == SPEC.columns
 
 
-def test_the_older_form_has_no_header(tmp_path: Path) -> None:
-    rows = read(tmp_path, "1,2\n2,3\n")
-    assert rows.legacy and not rows.damaged
-    assert rows.frame.to_dict("list") == {"step": [1, 2], "rate": [2.0, 3.0]}
-
-
 # Following it while it grows
 
 
@@ -146,7 +139,11 @@ def test_every_float_is_read_exactly(
 
 
 @pytest.mark.parametrize("text", [training(12), legacy(12)], ids=["header", "headerless"])
-def test_truncation_at_every_byte_keeps_the_complete_rows(tmp_path: Path, text: str) -> None:
+def test_truncation_at_every_byte_keeps_the_complete_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Whatever the blocks in which the file is read."""
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 37)
     data = text.encode()
     first = 1 if text.startswith("step") else 0
     for length in few(range(len(data) + 1)):
@@ -173,12 +170,3 @@ def test_no_bytes_make_it_raise(tmp_path_factory: pytest.TempPathFactory, noise:
     read_training(folder, noise)
     log = read_training(folder, training(3).encode() + noise)
     assert list(log.frame["step"])[:3] == [1, 2, 3]
-
-
-def test_blocks_of_the_file_do_not_change_what_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = training(40)
-    whole = read_training(tmp_path, text).frame
-    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 37)
-    pd.testing.assert_frame_equal(read_training(tmp_path, text).frame, whole)
