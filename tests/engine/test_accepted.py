@@ -94,24 +94,10 @@ def gone(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-def no_manifest(folder: Path) -> None:
-    (folder / "MANIFEST.sha256").write_text("x\n")
-
-
-def torn(folder: Path) -> None:
-    path = folder / "run.json"
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-def of_other_work(folder: Path) -> None:
+def of_other_work(folder: Path, launch: str = "run1") -> None:
     """As if it had been another kind of run, which nobody would compare with."""
-    path = folder / "baseline" / "run1" / "env.json"
+    path = folder / "baseline" / launch / "env.json"
     path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
-
-
-def no_go_by_its_record(folder: Path) -> None:
-    path = folder / "run.json"
-    path.write_text(path.read_text().replace('"verdict": "GO"', '"verdict": "NO-GO"', 1))
 
 
 def not_go_by_its_journal(folder: Path) -> None:
@@ -125,36 +111,23 @@ def another_csv_with_a_manifest_that_fits(folder: Path) -> None:
     write_manifest(folder)
 
 
-def no_csv_with_a_manifest_that_fits(folder: Path) -> None:
-    gone("baseline/run1/training.csv")(folder)
-    write_manifest(folder)
-
-
-def renamed(folder: Path) -> None:
-    changed(folder, run_id="20000101T000000Z-nogit")
-
-
-DAMAGED: list[tuple[Callable[[Path], None], str]] = [
-    (edit("baseline/run2/training.csv"), "training.csv is not the file of its MANIFEST"),
+DAMAGED: list[tuple[Callable[[Path], object], str]] = [
     (gone("baseline/run2/training.csv"), "training.csv is not the file of its MANIFEST"),
     (of_other_work, "env.json is not the file of its MANIFEST"),
-    (edit("events.jsonl"), "events.jsonl is not the file of its MANIFEST"),
     (another_csv_with_a_manifest_that_fits, "is not the file of its run.json"),
-    (no_csv_with_a_manifest_that_fits, "is not the file of its MANIFEST"),
     (linked, "training.csv is a link"),
     (gone("MANIFEST.sha256"), "it has no MANIFEST.sha256"),
-    (no_manifest, "line 1 is no digest"),
+    (lambda folder: (folder / "MANIFEST.sha256").write_text("x\n"), "line 1 is no digest"),
     (gone("run.json"), "its run.json is gone"),
-    (torn, "run.json is not the file of its MANIFEST"),
-    (no_go_by_its_record, "run.json is not the file of its MANIFEST"),
+    (edit("run.json"), "run.json is not the file of its MANIFEST"),
     (not_go_by_its_journal, "run.json"),
-    (renamed, "its folder is"),
+    (lambda folder: changed(folder, run_id="20000101T000000Z-nogit"), "its folder is"),
 ]
 
 
 @pytest.mark.parametrize(("change", "why"), DAMAGED)
 def test_a_damaged_run_is_not_taken_and_is_told_apart_from_none(
-    out: Path, earlier: Path, change: Callable[[Path], None], why: str
+    out: Path, earlier: Path, change: Callable[[Path], object], why: str
 ) -> None:
     assert [one.run_id for one in looked(out).runs] == [earlier.name]
     change(out / earlier.name)
@@ -187,9 +160,8 @@ def of_another_version(folder: Path) -> None:
 
 
 def beside_other_work(folder: Path) -> None:
-    of_other_work(folder.parent / "29991231T000000Z-nogit")
-    path = folder.parent / "29991231T000000Z-nogit/baseline/run2/env.json"
-    path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
+    for launch in ("run1", "run2"):
+        of_other_work(folder.parent / "29991231T000000Z-nogit", launch)
 
 
 def cut_off(folder: Path) -> None:
@@ -205,7 +177,6 @@ def cut_off(folder: Path) -> None:
         (beside_other_work, "world_size: 2, here 4"),
         (cut_off, None),
         (lambda folder: changed(folder, verdict=Verdict.NO_GO), None),
-        (lambda folder: changed(folder, verdict=Verdict.INCOMPLETE), None),
     ],
 )
 def test_a_run_that_is_not_taken_and_not_damaged_is_named_if_it_was_go(
@@ -236,14 +207,6 @@ def test_what_is_no_run_is_passed_over(out: Path) -> None:
     assert (len(found.runs), found.left_out, found.damaged) == (1, {}, {})
 
 
-def test_many_runs_of_a_part_do_not_hide_the_accepted_one(out: Path, earlier: Path) -> None:
-    for number in range(250):
-        folder = out / f"29991230T000000Z-{number}"
-        folder.mkdir()
-        (folder / "run.json").write_text('{"verdict": "PARTIAL PASS"}')
-    assert [one.run_id for one in looked(out).runs] == [earlier.name]
-
-
 def test_a_launch_that_differs_in_less_than_its_work_hides_no_accepted_run(
     out: Path, earlier: Path
 ) -> None:
@@ -254,18 +217,12 @@ def test_a_launch_that_differs_in_less_than_its_work_hides_no_accepted_run(
     assert [one.run_id for one in looked(out).runs] == [earlier.name]
 
 
-ONE = '{"schema_version": 2, "left_out": {}, "runs": [{"run_id": "a", "run_sha256": "b", '
-
-
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[]", '{"schema_version": 3}'),
-        '{"schema_version": 2, "runs": [{}], "left_out": {}}',
-        '{"schema_version": 2, "runs": [], "left_out": [], "damaged": {}}',
-        ONE + '"rates": [1.0], "facts": [["work"]]}]}',
-        ONE + '"rates": [], "facts": []}]}',
-        ONE + '"rates": [NaN], "facts": []}]}',
+        "",
+        '{"schema_version": 3}',
+        '{"schema_version": 2, "runs": [{"run_id": "a", "rates": [], "facts": []}]}',
     ],
 )
 def test_a_damaged_file_holds_no_runs_and_says_so(out: Path, text: str) -> None:
