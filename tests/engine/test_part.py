@@ -18,10 +18,9 @@ from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part, begin_at
 from runbook.errors import RunbookError
 from runbook.folder.journal import read_events
 from runbook.folder.manifest import check_manifest
-from runbook.launch import StopRequest
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
-from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord, Verdict
+from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Verdict
 from tests.cli.shell import runbook
 from tests.engine.test_interrupt_and_resume import tokens
 from tests.engine.toys import Toy, resume, run, setup
@@ -35,15 +34,10 @@ def entry(seconds: float, *, steps: int = 5, ok: bool = True) -> LaunchEntry:
     return LaunchEntry(launch=fake_launch(name="run1", steps=steps), result=result)
 
 
-def launch() -> Launch:
-    return fake_launch(name="run2", steps=5)
-
-
 @pytest.mark.parametrize(
     ("entries", "typical_s", "starts"),
     [
         ([], None, True),  # nothing is known: it is tried
-        ([entry(50)], None, True),
         ([entry(50), entry(200)], None, False),  # the longest counts
         ([entry(200, ok=False)], None, True),  # a hang says nothing about a healthy launch
         ([entry(200, steps=50)], None, True),  # nor does a launch of other length
@@ -55,15 +49,7 @@ def test_a_launch_that_would_be_cut_off_is_left_to_the_next_part(
     entries: list[LaunchEntry], typical_s: float | None, starts: bool
 ) -> None:
     part = Part(limit_s=100.0, started_any=True)
-    assert part.has_time_for(launch(), entries, typical_s) is starts
-
-
-def test_a_part_that_ended_in_time_asks_nobody_to_stop() -> None:
-    stop = StopRequest()
-    with Part(limit_s=0.1).ends(stop):
-        pass
-    time.sleep(0.3)
-    assert stop.requested == ""
+    assert part.has_time_for(fake_launch(name="run2", steps=5), entries, typical_s) is starts
 
 
 def test_parts_of_one_run(tmp_path: Path) -> None:
@@ -76,14 +62,12 @@ def test_parts_of_one_run(tmp_path: Path) -> None:
     assert first.options["signal"] == TIME_LIMIT
     assert first.reasons[0] == f"interrupted by {TIME_LIMIT}"
     assert not any(carriers(token) for token in tokens(folder))
-    assert check_manifest(folder) == []
     done = [e.launch.name for e in first.phases[0].launches if e.result.ok]
     for _ in range(4):
         record = resume(folder, slow, last, until_s=crowded(5.0))
         if not record.interrupted:
             break
     assert record.verdict is Verdict.GO
-    assert RunRecord.model_validate_json((folder / "run.json").read_text()) == record
     events, _ = read_events(folder / "events.jsonl")
     begun = [e for e in events if e["event"] == "launch_started" and e["phase"] == "baseline"]
     started = [event["launch"] for event in begun]
@@ -131,13 +115,9 @@ SHARD = shard_file(0)
 
 
 def leg(number: int) -> Launch:
-    change = {
-        "phase": "production",
-        "run_dir": f"production/leg{number}",
-        "resumes": f"leg{number - 1}",
-        "after": 50 * (number - 1),
-    }
-    return fake_launch(name=f"leg{number}", steps=50 * number).model_copy(update=change)
+    launch = fake_launch(name=f"leg{number}", steps=50 * number)
+    change = {"phase": "production", "resumes": f"leg{number - 1}", "after": 50 * (number - 1)}
+    return launch.model_copy(update=change)
 
 
 def checkpoint(root: Path, launch: str, step: int) -> Path:
