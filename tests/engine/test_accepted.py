@@ -137,16 +137,6 @@ def test_a_damaged_run_is_not_taken_and_is_told_apart_from_none(
     assert why in found.damaged[earlier.name]
 
 
-def test_a_damaged_run_of_another_profile_holds_nobody_back(out: Path, earlier: Path) -> None:
-    edit("baseline/run1/training.csv")(out / earlier.name)
-    newest = out / "29991231T000000Z-nogit"
-    record = RunRecord.model_validate_json((newest / "run.json").read_bytes())
-    keep_accepted(newest, "baseline", record.phases[0].launches, profile="another")
-    found = read_accepted(newest, "baseline")
-    assert found is not None and found.damaged == {}
-    assert f"profile {record.profile}, here another" in found.left_out[earlier.name]
-
-
 def of_other_code(folder: Path) -> None:
     """Else every version that adds a field to the record would hold back the next run."""
     record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
@@ -205,16 +195,6 @@ def test_what_is_no_run_is_passed_over(out: Path) -> None:
     (out / "20000101T000000Z-abc").write_text("no folder")
     found = looked(out)
     assert (len(found.runs), found.left_out, found.damaged) == (1, {}, {})
-
-
-def test_a_launch_that_differs_in_less_than_its_work_hides_no_accepted_run(
-    out: Path, earlier: Path
-) -> None:
-    """Of one launch alone the driver is known: the floor must not vanish by that."""
-    told = '{"driver": "555.1", "gpus": [{"index": 0, "uuid": "GPU-1"}]}'
-    path = out / "29991231T000000Z-nogit" / "baseline" / "run2" / "devices_before.json"
-    path.write_text(told)
-    assert [one.run_id for one in looked(out).runs] == [earlier.name]
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from runbook.config.load import load_profile
-from runbook.engine.plan import progress as pace
 from runbook.engine.plan.progress import Forecaster, Pace, estimate, forecast
 from runbook.launch.observer import Observer
-from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RankExit
+from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.events import Forecast, Pulse
 from runbook.records.launch import Stop
 from tests.phases import builder
@@ -168,46 +165,3 @@ def test_the_forecaster_forwards_whatever_an_observer_can_hear(name: str) -> Non
     forecaster = Forecaster(inner, [BASE], load_profile("cpu"))
     passed_on = getattr(forecaster, name) == getattr(inner, name)
     assert name in vars(Forecaster) or passed_on, f"{name} would be swallowed"
-
-
-def plain(name: str, steps: int, done: int) -> LaunchEntry:
-    changed = {"name": name, "run_dir": f"long_run/{name}", "steps": steps}
-    launch = BASE.model_copy(update=changed)
-    ends = (RankExit(rank=0, code=0, steps_done=done),)
-    result = LaunchResult(status=LaunchStatus.COMPLETED, ranks=ends, duration_s=100.0)
-    return LaunchEntry(launch=launch, result=result)
-
-
-def pace_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **launches: tuple[int, int, float]
-) -> pace.Pace | None:
-    """The pace of a run with these launches: planned steps, steps done, and seconds of each."""
-    entries = []
-    for name, (steps, done, seconds) in launches.items():
-        entries.append(plain(name, steps, done))
-        folder = tmp_path / "runs" / "id" / "long_run" / name
-        folder.mkdir(parents=True)
-        rows = [f"{step},5.0,0.1,{100 / seconds},100,{seconds}" for step in range(done)]
-        head = "step,loss,lr,toks_per_s,tokens,dt_s"
-        (folder / "training.csv").write_text("\n".join([head, *rows]) + "\n")
-    monkeypatch.setattr(pace, "go_record", lambda folder: object())
-    monkeypatch.setattr(pace, "ground_of", lambda record, ranks: entries)
-    profile = SimpleNamespace(plan=SimpleNamespace(go="id: GO"), ranks=1)
-    setup: Any = SimpleNamespace(profile=profile, options=SimpleNamespace(out=tmp_path / "runs"))
-    return pace.pace_of_the_go(setup)
-
-
-def test_the_launch_with_the_most_steps_of_its_own_gives_the_pace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that goes on from step 240 until it is stopped is told of 600, and does 4."""
-    found = pace_of(tmp_path, monkeypatch, stopped=(600, 4, 0.5), run=(400, 400, 0.25))
-    assert found is not None and found.launch.name == "run"
-    assert (found.step_s, found.startup_s) == (pytest.approx(0.25), pytest.approx(0.0))
-
-
-@pytest.mark.parametrize(("steps", "known"), [(22, False), (23, True)])
-def test_fewer_than_twenty_steps_after_the_first_ones_give_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, known: bool
-) -> None:
-    assert (pace_of(tmp_path, monkeypatch, run=(400, steps, 0.25)) is not None) is known

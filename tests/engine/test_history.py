@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 
 import pytest
 
 from runbook.cli import main
-from runbook.folder.journal import Journal, is_going_on, phases_done
+from runbook.folder.journal import Journal, phases_done
 from runbook.records import RunRecord
 from runbook.records.run import Ran
 from runbook.tools.history import read_history, trends
@@ -117,13 +116,6 @@ def test_what_is_not_comparable_is_on_a_line_of_its_own(
     assert found[1].changes() == [None]
 
 
-def test_the_command_tells_the_trend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(fill(tmp_path))]
-    assert main(["history", METRIC, *out]) == 0
-    text = capsys.readouterr().out
-    assert "33 to 44 tok/s, 3 runs" in text and "-21.4% (median of 2)" in text
-
-
 RUN = "20261101T000000Z-abc1234"
 SAID = f"{RUN}: RUNNING, 1 of 2 phases, now smoke/run; runbook watch "
 
@@ -151,21 +143,6 @@ def test_a_run_that_goes_on_is_running_and_no_verdict(
         assert code == 3 and shown.out.startswith(SAID) and len(shown.out.splitlines()) == 1
     main([*words, "--out", str(live)])
     assert "RUNNING" not in capsys.readouterr().out
-
-
-def test_programs_are_told_so_too(live: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with Journal.reopen(live / RUN):
-        assert main(["verify", "--json", "--out", str(live)]) == 3
-        assert json.loads(capsys.readouterr().out)["ok"] is False
-        assert main(["report", "--format", "md", "--out", str(live)]) == 3
-        shown = capsys.readouterr()
-        assert shown.err.startswith(SAID) and shown.out.startswith("# ")
-
-
-def test_another_look_at_the_same_time_is_no_run_that_goes_on(live: Path) -> None:
-    with (live / RUN / "events.jsonl").open() as look:
-        fcntl.flock(look, fcntl.LOCK_SH)
-        assert not is_going_on(live / RUN)
 
 
 def test_a_phase_that_is_run_again_is_not_done() -> None:

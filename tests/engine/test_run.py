@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from runbook.engine.derive import render
 from runbook.engine.judge import reasons_for
 from runbook.engine.plan.prepare import Needs
 from runbook.engine.run import run_setup
@@ -59,30 +58,24 @@ def test_a_run_that_goes_well(tmp_path: Path) -> None:
     assert "run.json" not in digests
 
 
-@pytest.mark.parametrize("found", [False, True])
 def test_a_page_says_how_its_commands_are_typed_where_a_name_is_not_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a person would without an activated environment: the page's word, put in, starts it."""
     script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
-    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin" if found else "/usr/bin:/bin")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(sys, "argv", [str(script)])
     record, folder = run(tmp_path / "runs", Toy("baseline", words=("--fault", "exit7")))
     page = (folder / "report.md").read_text()
-    told = re.findall(r"^- Commands of this page: .* for `runbook` type `(.*)` there$", page, re.M)
-    assert len(told) == (not found)
-    for typed in told:
-        shown = subprocess.run(
-            ["sh", "-c", f"{typed} report {folder}"], capture_output=True, text=True, check=False
-        )
-        assert shown.returncode == 0 and record.run_id in shown.stdout, shown.stderr
-        assert "Commands of this page" in render(record, "html")
+    told = r"^- Commands of this page: .* for `runbook` type `(.*)` there$"
+    (typed,) = re.findall(told, page, re.M)
+    command = ["sh", "-c", f"{typed} report {folder}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert record.run_id in shown.stdout
 
 
 GUARDED = {
     "a broken trainer": ((Outcome.FAIL, Reason.CRASH), Verdict.NO_GO),
-    "a wrong machine": ((Outcome.INVALID, Reason.WRONG_ENVIRONMENT), Verdict.INCOMPLETE),
-    "no evidence": ((Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT), Verdict.INCOMPLETE),
     "no answer": ((Outcome.INCONCLUSIVE, Reason.UNDECIDED), Verdict.INCOMPLETE),
 }
 
@@ -249,9 +242,3 @@ def test_latest_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> 
     assert verify(folder, *toys).differences == ()
     assert len(inspect_path(tmp_path).directories) == len(wanted), "each launch once"
     assert str(folder) in inside("report", "--out", str(tmp_path), cwd=tmp_path).out
-
-
-def test_a_file_named_latest_stays_and_the_run_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "latest").write_text("mine")
-    record, _ = run(tmp_path, Toy("baseline"))
-    assert record.verdict == "GO" and (tmp_path / "latest").read_text() == "mine"
