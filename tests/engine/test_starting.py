@@ -65,22 +65,10 @@ def test_the_first_no_go_stops_the_plan(tmp_path: Path, keep_going: bool) -> Non
     assert "--keep-going" not in left.cause
 
 
-def test_a_plan_goes_on_once_what_failed_was_run_again(tmp_path: Path) -> None:
-    record = run_setup(setup(tmp_path, *three(broken())), observer=Observer())
-    fixed = setup(tmp_path, *three(Toy("bucket_sweep")))
-    again = resume_run(
-        tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: fixed,
-    )  # fmt: skip
-    assert again.verdict is Verdict.GO
-    assert "REPEATED (bucket_sweep after FAIL" in again.said
-
-
 def test_a_leg_does_not_start_from_one_that_did_not_finish() -> None:
-    first = fake_launch(name="leg1")
     second = fake_launch(name="leg2").model_copy(update={"resumes": "leg1", "after": 5})
     for status, starts in ((LaunchStatus.COMPLETED, True), (LaunchStatus.TIMED_OUT, False)):
-        entry = LaunchEntry(launch=first, result=LaunchResult(status=status))
-        found = known_end(second, [entry])
+        found = known_end(second, [ended(status, "", name="leg1")])
         assert (found is None) is starts
     assert found is not None and "goes on from leg1" in found.cause
 
@@ -137,12 +125,9 @@ def test_a_launch_that_needed_a_second_attempt_is_in_the_first_line_and_in_junit
     assert "FLAKY (baseline/run1 needed a second attempt)" in made.headline
     for name in ("terminal", "md", "html"):
         assert "FLAKY (baseline/run1" in render(made, name)
-    assert "FLAKY: run1" in render(made, "terminal")
     suites = {suite.get("name"): suite for suite in ElementTree.fromstring(render(made, "junit"))}
     found = suites["baseline"].find("properties/property[@name='flaky']")
     assert found is not None and found.get("value") == "run1"
-    assert suites["nvtx"].find("properties") is None
-    assert "FLAKY" in (suites["verdict"].findtext("testcase/system-out") or "")
 
 
 @pytest.mark.parametrize(("fault", "started"), [("config", 1), ("nan", 1), ("", 3)])
@@ -162,10 +147,12 @@ def test_a_deterministic_end_is_not_repeated(tmp_path: Path, fault: str, started
         assert results[2].cause.startswith("run1 is the same command and ended badly (")
 
 
-def ended(status: LaunchStatus, cause: str, *words: str, signal: str = "") -> LaunchEntry:
+def ended(
+    status: LaunchStatus, cause: str, *words: str, signal: str = "", name: str = "fake"
+) -> LaunchEntry:
     ranks = (RankExit(rank=0, code=-9, signal=signal),) if signal else ()
     result = LaunchResult(status=status, cause=cause, culprit_rank=0, ranks=ranks)
-    return LaunchEntry(launch=fake_launch(*words), result=result)
+    return LaunchEntry(launch=fake_launch(*words, name=name), result=result)
 
 
 NAN = LaunchStatus.NON_FINITE
@@ -179,7 +166,6 @@ NAN = LaunchStatus.NON_FINITE
         [ended(LaunchStatus.HUNG, "x")],
         [ended(LaunchStatus.TIMED_OUT, "x"), ended(LaunchStatus.TIMED_OUT, "x")],
         [ended(LaunchStatus.CONFIG_ERROR, "x", "--dt", "9")],
-        [ended(LaunchStatus.COMPLETED, ""), ended(LaunchStatus.COMPLETED, "")],
     ],
 )
 def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry]) -> None:
@@ -206,11 +192,7 @@ def test_a_trainer_of_ones_own_that_failed_is_not_started_for_other_steps(
     changed = own.model_copy(update={"command": "u {steps} {ranks}"})
     other = second.model_copy(update={"own": changed})
     assert known_end(other, [LaunchEntry(launch=first, result=result)]) is None
-    if found is not None:
-        assert (
-            found.cause.startswith("baseline/run1 is the same command")
-            and found.follows == first.id
-        )
+    assert found is None or found.follows == first.id
 
 
 def test_a_signal_may_be_an_accident_once_whichever_rank_it_hit() -> None:
