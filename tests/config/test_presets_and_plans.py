@@ -10,7 +10,6 @@ import pytest
 from nsa import contract
 from nsa.toggles import SAFE_MODE, TOGGLES, meaning
 from runbook.cli import main
-from runbook.config import registry
 from runbook.config.extends import load_preset, preset_names
 from runbook.config.load import load_profile, profile_names
 from runbook.config.plan import load_plan, with_plan
@@ -86,11 +85,6 @@ def test_the_safe_preset_spells_out_what_the_safe_mode_means() -> None:
     assert set(variables) == {"NSA_DDP_SAFE_MODE", *SAFE_MODE}
 
 
-def test_a_preset_that_is_not_there() -> None:
-    with pytest.raises(UsageError, match=r"no preset 'prod'.*there are: production, safe"):
-        load_preset("prod")
-
-
 def test_it_is_shown_with_lines_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["toggles", "--preset", "production"]) == 0
     shown = capsys.readouterr().out
@@ -98,8 +92,6 @@ def test_it_is_shown_with_lines_to_paste(capsys: pytest.CaptureFixture[str]) -> 
         assert f"export {name}={value}" in shown
         assert name not in TOGGLES or TOGGLES[name].meaning in shown
     assert "NSA_USE_FA2" in shown and "torch's SDPA" in shown
-    assert main(["toggles", "--preset", "tuned"]) == 0
-    assert "export CONFIG=configs/m7c_125m_2xa100_production_tuned.yaml" in capsys.readouterr().out
     assert main(["toggles", "--preset", "fast"]) == 2
 
 
@@ -127,13 +119,6 @@ def test_shipped_plans_fit_shipped_profiles(profile: str, plan: str) -> None:
     made = with_plan(machine, load_plan(plan, has_gpu=machine.has_gpu), shipped=True)
     asked = {check.partition(".")[0] for check in made.required}
     assert asked == set(made.plan.phases), "each phase has a gate"
-
-
-def test_the_validation_is_a_plan_too() -> None:
-    made = with_plan(CPU, load_plan("validation"), shipped=True)
-    assert made.plan is not None and not made.plan.stops
-    assert list(made.plan.phases) == registry.standard_phases()
-    assert set(made.required) == set(CPU.required)
 
 
 def test_production_is_the_documents_steps() -> None:
@@ -165,19 +150,13 @@ SMOKE = (
     [
         (SMOKE.format(", legs: 3"), "phases.warm.legs: 3 do not divide 4 steps"),
         (SMOKE.format(", dataset: fineweb"), "no 'fineweb' (did you mean 'fineweb_edu'?)"),
-        (SMOKE.format(", step: 3"), "warm.step: unknown key (did you mean 'steps'?); allowed: "),
         (SMOKE.format(", resume_steps: 4"), "expected fewer than the 4 steps"),
         (SMOKE.replace("completed", "finit").format(""), "no check 'finit'"),
-        (
-            SMOKE.replace("training", "trainin").format(""),
-            "kind: no 'trainin' (did you mean 'training'?)",
-        ),
         (SMOKE.replace("kind: training, ", "").format(""), "no such phase"),
         (SMOKE.replace("steps: 4, ", "").format(""), "phases.warm.steps: missing"),
         (SMOKE.replace("warm", "baseline").format(""), "an installed phase has this name"),
         (SMOKE.format(", env: {NSA_TB: {value: '1', source: s}}"), "no such toggle"),
         (SMOKE.format("") + "  preflight: {}\n", "phases run in the order preflight, warm"),
-        (SMOKE.format("") + "limits: {memroy_gib: {value: 3, source: s}}\n", "no such limit"),
         (SMOKE.format("") + "stop: true\n", "stop: unknown key (did you mean 'stops'?); allowed: "),
         (SMOKE.format(", needs_go: true, dataset: fineweb_edu"), "no phase before it trains on"),
         (
@@ -185,7 +164,6 @@ SMOKE = (
             "  smoke: {config_overrides: {data.tokenizer: gpt2}}\n  extended: null\n",
             "phases.production.dataset: no phase before it trains on fineweb_edu;",
         ),
-        ("extends: prodction\n", "no plan 'prodction' (did you mean 'production'?)"),
     ],
 )
 def test_a_bad_plan_is_refused_with_what_is_allowed(tmp_path: Path, text: str, told: str) -> None:

@@ -93,12 +93,6 @@ def test_a_failure_of_the_runbook_itself_is_never_what_should_stop_a_machine(
     assert "HARNESS_ERROR" in {row.code.name for row in result.rows} and not result.as_expected
 
 
-def test_a_machine_that_nobody_described_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["--machine", "perpetuum_mobile"])
-    assert "invalid choice: 'perpetuum_mobile'" in capsys.readouterr().err
-
-
 def test_the_page_has_every_machine_and_its_rows() -> None:
     rows = lines_of_the_page()
     assert list(rows) == [machine.name for machine in MACHINES]
