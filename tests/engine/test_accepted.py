@@ -11,7 +11,6 @@ import pytest
 
 from runbook.engine.earlier import keep_accepted
 from runbook.folder.facts import read_accepted
-from runbook.folder.journal import Journal
 from runbook.folder.manifest import record_text, write_manifest
 from runbook.records import RunRecord, Verdict
 from runbook.records.evidence import AcceptedRuns
@@ -177,14 +176,6 @@ def test_a_run_that_is_not_taken_and_not_damaged_is_named_if_it_was_go(
     assert (found.runs, found.damaged) == ((), {})
     assert list(found.left_out) == ([earlier.name] if why else [])
     assert found.left_out.get(earlier.name, "").startswith(why or "")
-
-
-def test_a_run_that_goes_on_is_no_damaged_one(out: Path, earlier: Path) -> None:
-    """Its manifest is written last: until then it looks like one whose manifest was removed."""
-    gone("MANIFEST.sha256")(out / earlier.name)
-    with Journal.reopen(out / earlier.name):
-        found = looked(out)
-    assert (found.damaged, found.left_out) == ({}, {earlier.name: "still going on"})
 
 
 def test_what_is_no_run_is_passed_over(out: Path) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from runbook.config.load import load_profile
-from runbook.engine.plan.progress import Forecaster, Pace, estimate, forecast
+from runbook.engine.plan.progress import Forecaster, Pace, forecast
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.events import Forecast, Pulse
-from runbook.records.launch import Stop
 from tests.phases import builder
 from tests.reports import samples
 
@@ -101,19 +99,6 @@ def test_after_some_steps_the_rest_is_known() -> None:
     assert (told.left_s, told.forecasts[-1].share) == (0.0, 1.0), "nothing left is all done"
 
 
-def test_the_pace_of_the_go_holds_until_one_is_measured() -> None:
-    """What is told of a launch as it begins is what its plan told a moment before."""
-    forecaster, told, clock = watched(plan("baseline"), pace=PACE)
-    assert told.left_s == pytest.approx(3 * (10.0 + 25.0))
-    assert not told.forecasts[-1].rough
-    forecaster.launch_started(BASE, 1)
-    clock.now += 4.0
-    forecaster.launch_ranks(BASE, Pulse())
-    assert told.left_s == pytest.approx(3 * (10.0 + 25.0) - 4.0)
-    train(forecaster, clock, BASE, 0.5, 20)
-    assert told.left_s == pytest.approx(80 * 0.5 + 2 * (15.0 + 50.0), abs=1.0)
-
-
 def test_a_hang_makes_nothing_shorter_and_the_bar_never_goes_back() -> None:
     forecaster, told, clock = watched(plan("baseline"))
     train(forecaster, clock, BASE, 0.25, 20)
@@ -134,29 +119,6 @@ def test_a_limit_that_will_be_exceeded_is_said_at_once() -> None:
     (note,) = told.notes
     assert note.startswith("long_run/run would take ")
     assert "phases.long_run.timeout_s" in note and "(6 s per step)" in note
-
-
-def test_where_an_estimate_comes_from() -> None:
-    """A pace that was measured, else the profile."""
-
-    def told(launch: Launch, pace: Pace | None = None) -> str:
-        return estimate(launch, PROFILE, pace).text
-
-    assert told(BASE) == "duration not known yet"
-    assert told(BASE, PACE).startswith("about 35 s (0.25 s per step and 10 s of start-up, measured")
-    assert "phases.baseline.timeout_s" in told(BASE, replace(PACE, step_s=1e3))
-
-
-def test_a_launch_that_is_stopped_early_by_plan_ends_early() -> None:
-    """One that goes on from step 240 of 600, and is stopped after 20 steps of its own."""
-    stop = Stop(by="SIGTERM", steps=20)
-    stopped = BASE.model_copy(update={"steps": 600, "after": 240, "stop": stop})
-    assert forecast(stopped, PACE, PROFILE) == 10.0 + 20 * 0.25
-    whole = stopped.model_copy(update={"stop": None})
-    assert forecast(whole, PACE, PROFILE) == 10.0 + 360 * 0.25
-    forecaster, told, clock = watched([stopped])
-    train(forecaster, clock, stopped, 0.25, 10, first=241)
-    assert told.left_s == pytest.approx(10 * 0.25, abs=1.0)
 
 
 @pytest.mark.parametrize("name", [name for name in vars(Observer) if not name.startswith("_")])

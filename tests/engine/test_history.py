@@ -63,14 +63,6 @@ def test_the_command_lists_shows(artifacts: Path, capsys: pytest.CaptureFixture[
     assert "did you mean 'baseline.throughput'" in capsys.readouterr().err
 
 
-def test_a_name_with_a_newline_cannot_fake_a_row(
-    artifacts: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store(artifacts, "bad\n2026-11-22  fake  cpu  GO", go(), started_at="2026-11-18T00:00:00Z")
-    assert main(["history", "--out", str(artifacts)]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 4
-
-
 METRIC = "baseline.throughput"
 RAN = Ran(
     device="cuda", name="NVIDIA A100 80GB PCIe", ranks=2, parameters=1, seq_len=2048,

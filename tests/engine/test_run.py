@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from runbook.engine.judge import reasons_for
-from runbook.engine.plan.prepare import Needs
 from runbook.engine.run import run_setup
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
     Check,
+    Launch,
+    LaunchResult,
     LaunchStatus,
     Outcome,
     Reason,
     RunRecord,
     Verdict,
 )
-from runbook.records.evidence import Fact
 from runbook.tools.inspect.folder import inspect_path
 from tests.cli.shell import inside
 from tests.engine.toys import Toy, resume, run, verify
 from tests.engine.toys import setup as toys_setup
 from tests.factory import records
-from tests.factory.programs import program
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -56,22 +52,6 @@ def test_a_run_that_goes_well(tmp_path: Path) -> None:
     digests = {artifact.path for artifact in record.artifacts}
     assert "baseline/run1/training.csv" in digests
     assert "run.json" not in digests
-
-
-def test_a_page_says_how_its_commands_are_typed_where_a_name_is_not_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a person would without an activated environment: the page's word, put in, starts it."""
-    script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    record, folder = run(tmp_path / "runs", Toy("baseline", words=("--fault", "exit7")))
-    page = (folder / "report.md").read_text()
-    told = r"^- Commands of this page: .* for `runbook` type `(.*)` there$"
-    (typed,) = re.findall(told, page, re.M)
-    command = ["sh", "-c", f"{typed} report {folder}"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert record.run_id in shown.stdout
 
 
 GUARDED = {
@@ -204,32 +184,13 @@ def test_the_verdict_names_what_is_invalid_before_the_failure_that_follows_from_
 
 
 class Looks(Observer):
-    """Where `latest` leads as each launch makes its first step."""
+    """Where `latest` leads as each launch ends."""
 
     def __init__(self, out: Path) -> None:
-        self.link, self.seen = out / "latest", []  # type: ignore[var-annotated]
+        self.link, self.seen = out / "latest", list[Path]()
 
-    def launch_finished(self, launch: object, result: object) -> None:
-        del launch, result
+    def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
         self.seen.append(self.link.resolve())
-
-
-def test_what_a_run_needs_is_looked_at_before_its_first_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And handed on to what the row is made of."""
-    told: list[object] = []
-
-    def collected(folder: Path, **words: object) -> dict[str, Fact]:
-        told.extend((words["needs"], [path.name for path in folder.glob("*/*")]))
-        return {}
-
-    monkeypatch.setattr("runbook.machine.preflight.collect_preflight", collected)
-    needs = Needs(lacks=("no hub", "no disk"), has=("a package",))
-    monkeypatch.setattr("runbook.engine.phase_run.needs_of", lambda _: needs)
-    (toy := Toy("preflight")).collects = True  # type: ignore[misc]
-    run(tmp_path, toy)
-    assert told == [("no hub; no disk", "a package"), []]
 
 
 def test_latest_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ from runbook.engine.run import run_setup
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
 from runbook.records import RunRecord
-from runbook.records.run import Invocation
 from tests.cli.shell import inside
 from tests.data.hub import serve, write_shards
 from tests.engine.toys import Toy, profile
@@ -105,15 +104,6 @@ def plan_of(line: str, folder: Path) -> dict[str, Any]:
     done = inside(*words[1:], "--dry-run", "--json", cwd=folder)
     assert done.code == 0, done.err
     return {phase["name"]: phase["launches"] for phase in json.loads(done.out)["phases"]}
-
-
-def test_a_command_is_the_same_when_the_run_is_judged_again(tmp_path: Path) -> None:
-    """However a value was typed: else `verify` finds every rerun line changed."""
-    typed = ("train.lr=1e6", "NSA_DDP_COMPRESS=off", "runtime.gradient_checkpointing=true")
-    setup = prepare(asked(tmp_path, settings=typed))
-    options = setup.options.document()
-    again = Invocation.recorded("cpu", setup.settings.texts(), options)
-    assert setup.context({}).rerun("baseline") == again.line(["baseline"])
 
 
 def asked(tmp_path: Path, **changes: Any) -> RunOptions:
