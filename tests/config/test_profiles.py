@@ -43,16 +43,6 @@ def test_these_machines_have_a_profile() -> None:
         assert not is_shipped(name)
 
 
-@pytest.mark.parametrize("name", ["a100x3_nvlink", "h100x8_nvlink", "a100_40gbx4_pcie3"])
-def test_the_production_batch_divides_by_the_gpus(name: str) -> None:
-    """Two sequences cannot be shared by more than two: then each GPU has one, and that is told."""
-    profile = load_profile(name)
-    batch = profile.env["NSA_BATCH_SIZE"]
-    assert int(batch.value) == profile.workload.global_batch == profile.ranks > 2
-    assert "one sequence" in batch.source and "one sequence" in profile.workload.source
-    assert "NSA_BATCH_SIZE" not in load_profile("a100x2_pcie4").env
-
-
 @pytest.mark.parametrize("name", MACHINES)
 def test_beside_a_toy_floor_stands_a_physical_one_that_decides(name: str) -> None:
     """39 tok/s are 0.005 % of an A100; the second floor is a share of the device's own peak."""
@@ -151,13 +141,6 @@ def test_a_profile_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
     assert (mine.name, mine.ranks) == ("mine", 1)
     assert set(base.env) - set(mine.env) == {"NSA_DDP_COMPRESS"}
     assert mine.limits == base.limits
-
-
-def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
-    wrong = [case.split(" -> ")[0] for case in BROKEN.strip().splitlines()[:4]]
-    with pytest.raises(UsageError) as caught:
-        load_profile(written(tmp_path, "\n".join(["extends: cpu", *wrong])))
-    assert len(caught.value.problems) == 4
 
 
 # What a file has below `extends: cpu` -> what the error has; a `|` begins a new line.

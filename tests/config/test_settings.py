@@ -70,12 +70,6 @@ def test_what_is_wrong_is_refused_with_the_reason(typed: str) -> None:
         parse_settings(typed.split())
 
 
-def test_everything_wrong_is_in_one_message() -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_settings([*list(REFUSED)[:5], "train.seed=1", "train.seed=2"])
-    assert len(caught.value.problems) == 6
-
-
 # Whose value wins: the profile, a preset, the caller's shell, `--set`; and nothing is ignored.
 
 PROFILE = load_profile("a100x2_pcie4")
