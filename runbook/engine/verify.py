@@ -24,7 +24,7 @@ from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.files import read_bytes
 from runbook.folder import RECORD_FILE, manifest
 from runbook.folder.facts import read_facts
-from runbook.folder.integrity import folder_problems
+from runbook.folder.manifest import folder_problems
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence

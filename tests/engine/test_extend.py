@@ -11,8 +11,8 @@ import pytest
 from runbook.config.phase import Phase
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.extend import keep_aside, left_open, repeat
 from runbook.engine.resuming import resume_run
+from runbook.engine.starting import keep_aside, left_open, repeat
 from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
 from runbook.folder import EVENTS_FILE

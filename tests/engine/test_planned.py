@@ -12,7 +12,7 @@ from nsa.contract import NSAError
 from nsa.launch import arms as kernels
 from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
-from runbook.config.machines import machines
+from runbook.config.load import machines
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError

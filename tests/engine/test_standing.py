@@ -23,10 +23,10 @@ from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine import earlier
 from runbook.engine.earlier.standing import Standing, find_standing, require_standing
-from runbook.engine.extend import _added
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.plan.progress import pace_of_the_go
 from runbook.engine.scope import caveats_of
+from runbook.engine.starting import _added
 from runbook.errors import UsageError
 from runbook.folder.manifest import write_manifest
 from runbook.machine.identity import identity

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.folder.launch.lines import heartbeats_in, whole_number
-from runbook.folder.launch.rank_lines import RankLines
-from runbook.folder.launch.rank_log import read_heartbeats
+from runbook.folder.launch.rank_log import RankLines, read_heartbeats
 from runbook.launch.watch import RankWatch
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect import RemarkCode

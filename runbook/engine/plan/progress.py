@@ -18,8 +18,8 @@ from nsa.contract import TRAINING_CSV
 from runbook.config.profile import Profile
 from runbook.engine.earlier import ground_of
 from runbook.errors import RunbookError
-from runbook.folder.integrity import go_record
 from runbook.folder.launch.evidence import read_training_csv
+from runbook.folder.manifest import go_record
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, PhaseRecord
 from runbook.records.events import Forecast, Pulse
