@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa import contract
-from nsa.toggles import SAFE_MODE, TOGGLES, meaning
+from nsa.toggles import TOGGLES
 from runbook.cli import main
 from runbook.config.extends import load_preset, preset_names
 from runbook.config.load import load_profile, profile_names
@@ -77,12 +77,6 @@ def test_a_preset_with_another_config_is_held_to_its_own_workload(
     assert trained == {f"configs/{load_preset(name).config}"}
     run = prepare(RunOptions(**words, phases="baseline"))
     assert run.profile.workload == load_profile("a100x2_pcie4").workload
-
-
-def test_the_safe_preset_spells_out_what_the_safe_mode_means() -> None:
-    variables = load_preset("safe").variables
-    assert {name: meaning(name, variables) for name in SAFE_MODE} == SAFE_MODE
-    assert set(variables) == {"NSA_DDP_SAFE_MODE", *SAFE_MODE}
 
 
 def test_it_is_shown_with_lines_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,13 +164,6 @@ def test_a_bad_plan_is_refused_with_what_is_allowed(tmp_path: Path, text: str, t
     with pytest.raises(UsageError) as error:
         planned(written(tmp_path, text))
     assert told in str(error.value)
-
-
-def test_everything_wrong_with_a_phase_is_told_at_once(tmp_path: Path) -> None:
-    text = SMOKE.replace("completed", "complete").format(", legs: 3, dataset: fineweb")
-    with pytest.raises(UsageError) as error:
-        planned(written(tmp_path, text))
-    assert len(error.value.problems) == 3
 
 
 # The pages made from code: thresholds, and the tables of the contract.

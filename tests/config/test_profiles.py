@@ -133,16 +133,6 @@ def test_a_limit_whose_declaration_is_nulled_keeps_it(tmp_path: Path) -> None:
     assert known_checks(mine) == known_checks(shipped)
 
 
-def test_a_profile_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
-    mine = load_profile(
-        written(tmp_path, "extends: cpu\nname: mine\nenv: {NSA_DDP_COMPRESS: null}\nranks: 1\n")
-    )
-    base = load_profile("cpu")
-    assert (mine.name, mine.ranks) == ("mine", 1)
-    assert set(base.env) - set(mine.env) == {"NSA_DDP_COMPRESS"}
-    assert mine.limits == base.limits
-
-
 # What a file has below `extends: cpu` -> what the error has; a `|` begins a new line.
 BROKEN = """
 ranq: 2 -> ranq: unknown key (did you mean 'ranks'?)

@@ -17,7 +17,6 @@ from runbook.config.precedence import (
     dropped,
     gathered,
     shell_settings,
-    told,
     with_config,
     words,
 )
@@ -157,16 +156,6 @@ def test_a_config_of_the_shell_is_that_of_every_launch() -> None:
 def test_an_old_name_takes_the_place_of_the_new_one() -> None:
     settings = given(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     assert settings.toggles == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-
-
-def test_what_is_listed_says_source_and_what_it_replaces() -> None:
-    settings = given("NCCL_BLOCKING_WAIT=1", NSA_DDP_BUCKET_MB="50", NSA_DDP_STATIC_GRAPH="true")
-    lines = list(told(settings.toggles, settings.sources, PROFILE.variables))
-    assert lines[0] == "NSA_DDP_BUCKET_MB=50 (shell, the profile has 25)"
-    assert lines[1] == "NSA_DDP_STATIC_GRAPH=true (shell, as in the profile)"
-    (line,) = told({"train.lr": "1e6"}, {}, {"train.lr": "0.0003"})
-    assert line == "train.lr=1e6 (--set, the config has 0.0003)"
-    assert lines[2].startswith("NCCL_BLOCKING_WAIT=1 (--set, dropped: ")
 
 
 def test_how_a_shell_differs_from_a_run_that_goes_on() -> None:

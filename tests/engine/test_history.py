@@ -10,8 +10,7 @@ import pytest
 from runbook.cli import main
 from runbook.folder.journal import Journal, phases_done
 from runbook.records import RunRecord
-from runbook.records.run import Ran
-from runbook.tools.history import read_history, trends
+from runbook.tools.history import read_history
 from tests.reports.samples import go, incomplete, no_go
 
 
@@ -63,51 +62,6 @@ def test_the_command_lists_shows(artifacts: Path, capsys: pytest.CaptureFixture[
     assert "did you mean 'baseline.throughput'" in capsys.readouterr().err
 
 
-METRIC = "baseline.throughput"
-RAN = Ran(
-    device="cuda", name="NVIDIA A100 80GB PCIe", ranks=2, parameters=1, seq_len=2048,
-    global_batch=2, accumulation=1, dtype="bf16",
-)  # fmt: skip
-
-
-def at(rate: float, ran: Ran = RAN, **fields: object) -> RunRecord:
-    """A run whose baseline gave this rate on these devices."""
-    record = go()
-    phases = []
-    for phase in record.phases:
-        checks = list(phase.checks)
-        for place, check in enumerate(checks):
-            if check.id == METRIC and check.measurement:
-                told = check.measurement.model_copy(update={"value": rate})
-                checks[place] = check.model_copy(update={"measurement": told})
-        phases.append(phase.model_copy(update={"checks": tuple(checks), "ran": (ran,)}))
-    return record.model_copy(update={"phases": tuple(phases), **fields})
-
-
-def fill(out: Path) -> Path:
-    for day, rate in enumerate((40.0, 44.0, 33.0), start=1):
-        store(out, f"r{day}", at(rate), started_at=f"2026-11-0{day}T00:00:00Z")
-    return out
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"profile_sha256": "f" * 64},
-        {"options": {"steps_scale": 0.5}},
-        {"ran": RAN.model_copy(update={"name": "NVIDIA H200"})},
-    ],
-)
-def test_what_is_not_comparable_is_on_a_line_of_its_own(
-    tmp_path: Path, other: dict[str, object]
-) -> None:
-    record = at(900.0, **other)  # type: ignore[arg-type]
-    store(fill(tmp_path), "r9", record, started_at="2026-11-09T00:00:00Z")
-    found = trends(read_history(tmp_path).metric(METRIC))
-    assert [len(trend.rows) for trend in found] == [3, 1]
-    assert found[1].changes() == [None]
-
-
 RUN = "20261101T000000Z-abc1234"
 SAID = f"{RUN}: RUNNING, 1 of 2 phases, now smoke/run; runbook watch "
 
@@ -115,7 +69,7 @@ SAID = f"{RUN}: RUNNING, 1 of 2 phases, now smoke/run; runbook watch "
 @pytest.fixture
 def live(tmp_path: Path) -> Path:
     """A run whose record so far lies there already."""
-    store(tmp_path, RUN, at(40.0))
+    store(tmp_path, RUN, go())
     with Journal.create(tmp_path / RUN) as journal:
         journal.append("run_started", phases=["preflight", "smoke"])
         journal.append("phase_finished", phase="preflight", interrupted=False)

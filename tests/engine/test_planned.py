@@ -12,7 +12,6 @@ from nsa.contract import NSAError
 from nsa.launch import arms as kernels
 from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
-from runbook.config.load import machines
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
@@ -192,23 +191,3 @@ def test_a_config_key_that_a_flag_of_the_launch_overrides_is_refused() -> None:
     text = refusal("train.steps=7", **plan)
     assert "train.steps=7 (--set) cannot be had: a phase decides it itself (--steps " in text
     assert "leave out --set train.steps" in text
-
-
-# By card: each has profiles of one to eight.
-CARDS = sorted({name.rpartition("x")[0] for name in machines()})
-FAST = ("NSA_USE_TRITON_SEL", "NSA_COMPILE", "NSA_CUDA_GRAPHS")
-
-
-@pytest.mark.parametrize("card", CARDS)
-def test_all_its_phases_can_be_planned_on_the_fast_path(card: str) -> None:
-    """The batch divides by the ranks of each launch."""
-    for name in (name for name in machines() if name.rpartition("x")[0] == card):
-        setup = prepare(RunOptions(profile=name))
-        training = [launch for launch in setup.planned if launch.kind == "trainer"]
-        assert len({launch.phase for launch in training}) >= 6, name
-        for launch in training:
-            by_config = launch.config_overrides.get("train.batch_size", 2)
-            batch = int(launch.env.get("NSA_BATCH_SIZE", str(by_config)))
-            assert batch % launch.nproc == 0, (name, launch.run_dir)
-            found = [launch.env.get(toggle) for toggle in FAST]
-            assert found == ["auto"] * 3, (name, launch.run_dir)

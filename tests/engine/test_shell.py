@@ -29,16 +29,6 @@ EXPORTED = {"NSA_OPT_FUSED": "1", "NCCL_NET_GDR_LEVEL": "2", "NSA_DDP_BUCKET_MB"
 WORDS = ("--profile", "cpu", "--phase", "baseline")
 
 
-def test_a_dry_run_for_machines_names_the_source_of_every_variable(tmp_path: Path) -> None:
-    ended = inside("run", "--dry-run", "--json", *WORDS, cwd=tmp_path, **EXPORTED)
-    document = json.loads(ended.out)
-    assert document["settings"] == EXPORTED
-    assert document["sources"]["NSA_OPT_FUSED"] == "shell"
-    assert document["sources"]["NSA_DDP_COMPRESS"] == "profile cpu"
-    for launch in document["phases"][0]["launches"]:
-        assert EXPORTED.items() <= launch["env"].items()
-
-
 def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:
     """A finished run of a toy under a shell's variables."""
     setup = prepare(RunOptions(profile="cpu", phases="baseline", out=tmp_path, from_shell=EXPORTED,

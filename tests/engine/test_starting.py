@@ -202,11 +202,3 @@ def test_a_signal_may_be_an_accident_once_whichever_rank_it_hit() -> None:
     ]
     found = known_end(fake_launch(name="three"), entries)
     assert found is not None and "a rank was ended by SIGSEGV" in found.cause
-
-
-def test_a_machine_that_refuses_one_launch_refuses_all_of_the_phase() -> None:
-    entry = ended(LaunchStatus.ENVIRONMENT_ERROR, "no driver", "--dt", "9")
-    found = known_end(fake_launch(), [entry])
-    assert found is not None
-    assert (found.status, found.attempts) == (LaunchStatus.NOT_RUN, 0)
-    assert found.cause == f"{entry.launch.name} was refused: no driver"

@@ -179,13 +179,3 @@ def test_of_rare_events_so_many_are_kept_and_the_last_one(tmp_path: Path, many: 
     arms = [failure["arm"] for failure in log.arm_failures]
     assert arms == [*(str(n + 1) for n in range(KEPT - 1)), str(many)]
     assert log.counts == {"effect": many, "arm_failed": many}
-
-
-@pytest.mark.parametrize(
-    ("data", "kept"), [("f" * 16, True), ("A", True), ("f" * 17, False), ("", False), (7, False)]
-)
-def test_a_digest_has_up_to_64_bits(tmp_path: Path, data: object, kept: bool) -> None:
-    log = read(tmp_path, beat("step_end", step=1, data=data))
-    assert log.steps is not None
-    assert log.steps["data"].notna().tolist() == [kept]
-    assert log.damaged is not kept
