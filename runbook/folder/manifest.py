@@ -246,23 +246,19 @@ def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
 def artifact_problems(run_root: Path, record: RunRecord) -> list[str]:
     """Every file of the run against its digest in the record, and those that it does not list."""
     listed, files = {one.path: one for one in record.artifacts}, files_by_name(run_root)
-    changed = changed_artifacts(run_root, record.artifacts)
-    problems = []
-    for name, artifact in listed.items():
-        path = files.get(name)
-        if path is None:
-            problems.append(f"{name}: missing")
-        elif name in changed:
-            problems.append(f"{name}: differs from its digest in {RECORD_FILE}")
-        elif path.stat().st_size != artifact.size_bytes:
-            problems.append(f"{name}: its size differs from that in {RECORD_FILE}")
+    differs = f"differs from its digest in {RECORD_FILE}"
+    changed = _changed(run_root, record.artifacts)
+    problems = [f"{name}: {differs if name in files else 'missing'}" for name in changed]
+    problems += [
+        f"{name}: its size differs from that in {RECORD_FILE}"
+        for name, path in files.items()
+        if name in listed and name not in changed
+        if path.stat().st_size != listed[name].size_bytes
+    ]
     reports = (*report_files().values(), *FORMER_REPORTS)
     known = {*listed, RECORD_FILE, EVENTS_FILE, MANIFEST_FILE, *reports}
-    if listed:  # an unfinished run lists none
-        problems += [
-            f"{name}: not listed in {RECORD_FILE}" for name in sorted(files.keys() - known)
-        ]
-    return problems
+    unlisted = sorted(files.keys() - known) if listed else []  # an unfinished run lists none
+    return problems + [f"{name}: not listed in {RECORD_FILE}" for name in unlisted]
 
 
 def evidence_problems(run_root: Path, record: RunRecord) -> list[str]:
@@ -286,11 +282,14 @@ def evidence_problems(run_root: Path, record: RunRecord) -> list[str]:
 
 def changed_artifacts(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> list[str]:
     """Those of which another file is there; a record may have been sent on alone."""
+    there = files_by_name(run_root)
+    return [name for name in _changed(run_root, artifacts) if name in there]
+
+
+def _changed(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> dict[str, str]:
     listed = {one.path: one for one in artifacts}
     digests = {name: one.sha256 for name, one in listed.items()}
-    sizes = {name: one.size_bytes for name, one in listed.items()}
-    there = files_by_name(run_root)
-    return [name for name in changed_files(run_root, digests, sizes) if name in there]
+    return changed_files(run_root, digests, {n: one.size_bytes for n, one in listed.items()})
 
 
 class DamagedRunError(RunbookError):

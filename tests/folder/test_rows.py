@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.folder.launch.lines import TableTail
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records.evidence import RowFile, TrainingLog
 from tests.factory.files import HEADER, legacy, row, training
@@ -104,21 +103,6 @@ def test_a_first_line_that_is_no_header(tmp_path: Path, first: str, says: str) -
     rows = read(tmp_path, first + "1,2,3\n")
     assert (rows.problems, rows.damaged, len(rows.frame)) == ((says,), True, 0)
     assert tuple(rows.frame.columns) == SPEC.columns
-
-
-# Following it while it grows
-
-
-def test_the_tail_reads_the_older_form_too(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("1,5\n1,2,3\n2,6\n")
-    tail = TableTail(path, headerless=("step", "rate"))
-    assert list(tail.rows()) == [{"step": "1", "rate": "5"}, {"step": "2", "rate": "6"}]
-    assert list(TableTail(path).rows()) == []
-    path.write_text("step,rate,x\n1,2\n1,2,3\n")
-    assert list(TableTail(path, headerless=("step", "rate")).rows()) == [
-        {"step": "1", "rate": "2", "x": "3"}
-    ]
 
 
 def read_training(folder: Path, data: str | bytes) -> TrainingLog:

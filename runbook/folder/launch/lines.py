@@ -160,35 +160,22 @@ class LineTail:
 class TableTail:
     """Rows of a growing CSV file as text by column; unreadable rows are left out.
 
-    `headerless` names the columns of the older form without a header. A reader that decides from
-    these rows must be content with what it can read: damage is the judge's business.
+    A reader that decides from these rows must be content with what it can read: damage is the
+    judge's business.
     """
 
-    def __init__(self, path: Path, *, headerless: tuple[str, ...] = ()) -> None:
-        self._tail = LineTail(path)
-        self._headerless = headerless
+    def __init__(self, path: Path) -> None:
+        self._tail, self.path = LineTail(path), path
         self._columns: tuple[str, ...] = ()
-        self.path = path
 
     def rows(self) -> Iterator[dict[str, str]]:
         """New whole rows."""
         for line in self._tail.lines():
-            row = self._row(line)
-            if row is not None:
-                yield row
-
-    def _row(self, line: bytes) -> dict[str, str] | None:
-        if b"\0" in line:
-            return None
-        fields = tuple(line.decode("utf-8", "replace").strip("\r\ufeff").split(","))
-        if fields[0] == "step":
-            self._columns = fields
-            return None
-        if not self._columns and len(fields) == len(self._headerless):
-            self._columns = self._headerless
-        if len(fields) != len(self._columns):
-            return None
-        return dict(zip(self._columns, fields, strict=True))
+            fields = tuple(line.decode("utf-8", "replace").strip("\r\ufeff").split(","))
+            if fields[0] == "step":
+                self._columns = fields
+            elif b"\0" not in line and len(fields) == len(self._columns):
+                yield dict(zip(self._columns, fields, strict=True))
 
 
 STEPPING = frozenset({Event.STEP_START, Event.STEP_END, Event.PROGRESS})
