@@ -269,7 +269,6 @@ def judge_again(
     profile: Profile,
     *,
     named: str = "",
-    phases: Mapping[str, Phase] | None = None,
 ) -> RunRecord:
     """The record that this run would have under `profile`; nothing is written.
 
@@ -280,8 +279,7 @@ def judge_again(
     `OSError` as the readers do.
     """
     setup = setup_of_record(record, profile=profile, named=named)
-    if phases is None:
-        phases = registry.phases_of(setup.profile.phases)
+    phases = registry.phases_of(setup.profile.phases)
     return _judged(record, run_root, setup, phases=phases)
 
 
