@@ -56,6 +56,7 @@ def test_every_kept_run_has_the_commands_that_made_it() -> None:
     assert corpus.names() == sorted(one.name for one in FROZEN)
 
 
+@pytest.mark.slow
 def test_a_run_verifies_alike_on_another_processor(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
