@@ -23,9 +23,6 @@ from runbook.folder.launch.shapes import is_count
 _BLOCK_BYTES = 4 << 20
 # What a rank says at its end is the longest of all lines, and takes some hundred kilobytes.
 LONGEST_LINE = 16 << 20
-# What a parser needs for a block and gives back. The C library returns freed memory to the system,
-# to be cleared again for the next block, until something larger was freed: then it keeps that much.
-_WORKING_BYTES = 24 << 20
 _TAIL_BYTES = 1 << 20
 _LONGEST_TAIL_LINE = 1 << 20
 _HEAD_BYTES = 256
@@ -60,7 +57,6 @@ class WholeLines:
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[bytes]:
-        bytearray(_WORKING_BYTES)
         buffer, kept = bytearray(2 * _BLOCK_BYTES), 0
         left, lost = LARGEST_LOG_BYTES, 0
         with self._path.open("rb", buffering=0) as stream:
