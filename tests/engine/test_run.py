@@ -1,4 +1,4 @@
-"""Runs over real processes: whatever happens, on a full disk too, a row says so, nothing is lost."""
+"""Runs over real processes: whatever happens, on a full disk too, a row says so."""
 
 from __future__ import annotations
 
