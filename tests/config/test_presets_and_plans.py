@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nsa import contract
 from nsa.toggles import TOGGLES
@@ -19,6 +20,7 @@ from runbook.errors import UsageError
 from runbook.files import data_path, shipped_names
 from scripts import contract_tables
 from scripts.thresholds_page import thresholds_page
+from tests.config import cases
 
 # What the production runbook makes mandatory and the cheatsheet bakes in, under today's names.
 MANDATORY = {
@@ -133,37 +135,28 @@ def test_a_plan_of_ones_own_says_only_what_differs(tmp_path: Path) -> None:
     assert load_plan(str(path)).phases["smoke"].steps == 40
 
 
-SMOKE = (
-    "schema_version: 1\nname: mine\ntitle: mine\nstops: true\nphases:\n  warm:\n"
-    "    {{kind: training, title: t, steps: 4, timeout_s: 60, checks: [completed], source: s{}}}\n"
-)
+WARM = {"kind": "training", "title": "t", "steps": 4, "timeout_s": 60, "checks": ["completed"]}
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (SMOKE.format(", legs: 3"), "phases.warm.legs: 3 do not divide 4 steps"),
-        (SMOKE.format(", dataset: fineweb"), "no 'fineweb' (did you mean 'fineweb_edu'?)"),
-        (SMOKE.format(", resume_steps: 4"), "expected fewer than the 4 steps"),
-        (SMOKE.replace("completed", "finit").format(""), "no check 'finit'"),
-        (SMOKE.replace("kind: training, ", "").format(""), "no such phase"),
-        (SMOKE.replace("steps: 4, ", "").format(""), "phases.warm.steps: missing"),
-        (SMOKE.replace("warm", "baseline").format(""), "an installed phase has this name"),
-        (SMOKE.format(", env: {NSA_TB: {value: '1', source: s}}"), "no such toggle"),
-        (SMOKE.format("") + "  preflight: {}\n", "phases run in the order preflight, warm"),
-        (SMOKE.format("") + "stop: true\n", "stop: unknown key (did you mean 'stops'?); allowed: "),
-        (SMOKE.format(", needs_go: true, dataset: fineweb_edu"), "no phase before it trains on"),
-        (
-            "extends: production\nname: mine\nphases:\n"
-            "  smoke: {config_overrides: {data.tokenizer: gpt2}}\n  extended: null\n",
-            "phases.production.dataset: no phase before it trains on fineweb_edu;",
-        ),
-    ],
-)
-def test_a_bad_plan_is_refused_with_what_is_allowed(tmp_path: Path, text: str, told: str) -> None:
+# What differs of its phase `warm`, or of the plan -> what the error has.
+@pytest.mark.parametrize("case", cases("refused_plans"))
+def test_a_bad_plan_is_refused_with_what_is_allowed(tmp_path: Path, case: str) -> None:
+    change, told = case.split(" -> ")
+    changed = yaml.safe_load(change)
+    whole, name, behind = (changed.pop(key, {}) for key in ("plan", "name", "behind"))
+    phase = {key: one for key, one in (WARM | {"source": "s"} | changed).items() if one}
+    plan = {"schema_version": 1, "name": "mine", "title": "mine", "stops": True}
+    plan |= {"phases": {name or "warm": phase, **behind}} | whole
     with pytest.raises(UsageError) as error:
-        planned(written(tmp_path, text))
+        planned(written(tmp_path, yaml.safe_dump(plan, sort_keys=False)))
     assert told in str(error.value)
+
+
+def test_production_is_gated_by_a_phase_that_trains_the_same(tmp_path: Path) -> None:
+    text = "extends: production\nname: mine\nphases:\n  extended: null\n"
+    text += "  smoke: {config_overrides: {data.tokenizer: gpt2}}\n"
+    with pytest.raises(UsageError, match=r"production\.dataset: no phase before it trains on fine"):
+        planned(written(tmp_path, text))
 
 
 # The pages made from code: thresholds, and the tables of the contract.

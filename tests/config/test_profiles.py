@@ -13,6 +13,7 @@ from runbook.config.load import is_shipped, load_profile, profile_names
 from runbook.config.registry import known_checks
 from runbook.errors import UsageError
 from runbook.files import data_path
+from tests.config import cases
 
 PHASES = registry.phases()
 
@@ -134,43 +135,7 @@ def test_a_limit_whose_declaration_is_nulled_keeps_it(tmp_path: Path) -> None:
 
 
 # What a file has below `extends: cpu` -> what the error has; a `|` begins a new line.
-BROKEN = """
-ranq: 2 -> ranq: unknown key (did you mean 'ranks'?)
-ranks: many -> ranks: Input should be a valid integer, got 'many'
-limits: {throughput: {valu: 3}} -> limits.throughput.valu: unknown key (did you mean 'value'?)
-phases: {baseline: {step: 5}} -> phases.baseline.step: unknown key (did you mean 'steps'?)
-hardware: {gpus: -1} -> hardware.gpus: Input should be greater than or equal to 0, got -1
-name: [ -> not valid YAML
-name: a|name: b -> key 'name' repeats line
-- a -> expected a mapping of keys, got list
-extends: 3 -> expected the name of a profile, got 3
-extends: h200x1|ranks: 4 -> ranks 4 need that many GPUs, not 1
-phases: {basline: {timeout_s: 1, source: x}} -> no such phase (did you mean 'baseline'?)
-phases: {nvtx: null} -> phases.nvtx: missing
-limits: {throughputt: {value: 1, source: x}} -> (did you mean 'throughput'?)
-limits: {throughput: null} -> limits.throughput: missing
-limits: {throughput: {source: ''}} -> limits.throughput.source
-limits: {throughput: {comparator: '<='}} -> comparator: this limit is declared '>=', got '<='
-limits: {memory_gib: {unit: MiB}} -> this limit is declared in 'GiB', got 'MiB'
-limits: {throughput_aim_low: {gated: true}} -> this is an aim, which never decides
-limits: {fused_margin: {gated: false}} -> this is a part of a rule and cannot be shown only
-limits: {gate_entropy_min: {value: 0, source: x}} -> set NSA_WATCH_GATE_ENTROPY_MIN instead
-env: {NSA_DDP_BUKET_MB: {value: '1', source: x}} -> (did you mean 'NSA_DDP_BUCKET_MB'?)
-env: {NSA_DDP_BUCKET_MB: {value: abc, source: x}} -> env.NSA_DDP_BUCKET_MB
-env: {LD_PRELOAD: {value: x.so, source: x}} -> env.LD_PRELOAD: a launch may not set it
-phases: {nvtx: {env: {NSA_NVTXX: {value: '1', source: x}}}} -> (did you mean 'NSA_NVTX'?)
-phases: {nvtx: {config_overrides: {train.seq_lenn: 8}}} -> (did you mean 'train.seq_len'?)
-phases: {nvtx: {config_overrides: {train.seq_len: many}}} -> Input should be a valid integer
-phases: {bucket_sweep: {arms: ['1', big]}} -> phases.bucket_sweep.arms: NSA_DDP_BUCKET_MB
-phases: {baseline: {config_overrides: {train.out_dir: /etc}}} -> every launch has a folder of its
-hardware: {gpus: 2} -> cpu has 0, cuda has 1+
-required: [] -> required
-required: [baseline.thruput] -> no check 'baseline.thruput'
-required: [nvtx.completed, nvtx.completed] -> required names twice
-"""
-
-
-@pytest.mark.parametrize("case", BROKEN.strip().splitlines())
+@pytest.mark.parametrize("case", cases("refused_profiles"))
 def test_a_broken_profile_is_refused_with_the_reason(tmp_path: Path, case: str) -> None:
     text, told = case.split(" -> ")
     below = "" if text.startswith(("name", "- ", "extends")) else "extends: cpu\n"

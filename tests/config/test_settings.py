@@ -32,6 +32,7 @@ from runbook.config.settings import (
 from runbook.errors import UsageError
 from runbook.records.own_trainer import LogMap, OwnTrainer
 from tests.cli.shell import inside
+from tests.config import cases
 
 
 def test_toggles_variables_and_config_keys_are_told_apart() -> None:
@@ -45,27 +46,11 @@ def test_toggles_variables_and_config_keys_are_told_apart() -> None:
     }  # fmt: skip
 
 
-# What is typed -> what is said of it.
-REFUSED = {
-    "NSA_OPT_FUSE=1": "(did you mean 'NSA_OPT_FUSED'?)",
-    "train.sequ_len=3": "(did you mean 'train.seq_len'?)",
-    "plain": "'plain': expected KEY=VALUE",
-    "train.seq_len=1": "train.seq_len: Input should be greater than or equal to 2, got 1",
-    "NSA_DDP_BUCKET_MB=abc": "NSA_DDP_BUCKET_MB='abc'",
-    # Types are strict, and a number that no launch can have is refused before any starts.
-    "runtime.use_flash=1": "--set runtime.use_flash: ",
-    "train.seed=99999999999999999999999": f"less than or equal to {2**63 - 1}, got 9999",
-    "train.steps=99999999999": f"less than or equal to {2**31 - 1}, got 99999999999",
-    "train.lr=1e400": "a finite number, got inf",
-    "train.out_dir=/etc": "every launch has a folder of its own in the run's; --out names",
-    "train.seed=1 train.seed=2": "train.seed: given twice",
-    "NSA_SDPA_FLASH_ONLY=1 NSA_SDPA_NO_FLASH=1": "exclude each other",
-}
-
-
-@pytest.mark.parametrize("typed", REFUSED)
-def test_what_is_wrong_is_refused_with_the_reason(typed: str) -> None:
-    with pytest.raises(UsageError, match=re.escape(REFUSED[typed])):
+# Types are strict, and a number that no launch can have is refused before any starts.
+@pytest.mark.parametrize("case", cases("refused_settings"))
+def test_what_is_wrong_is_refused_with_the_reason(case: str) -> None:
+    typed, said = case.split(" -> ")
+    with pytest.raises(UsageError, match=re.escape(said)):
         parse_settings(typed.split())
 
 
