@@ -26,6 +26,7 @@ from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
 from runbook.tools.history import read_history
 from tests.cli.shell import Ended, inside
+from tests.config import cases
 from tests.config.test_profiles import written
 from tests.factory import records
 from tests.frozen import corpus
@@ -178,21 +179,7 @@ def test_a_shipped_profile_departs_from_nothing(name: str) -> None:
 
 
 # What a profile has besides `extends: a100x2_pcie4` -> what its first line says.
-LESS = """
-required: [preflight.torch] -> for 1 of {n} checks
-config: cpu_smoke.yaml -> config changed (config=cpu_smoke.yaml)
-trainer: my.train -> config changed (trainer=my.train)
-workload: {seq_len: 128} -> workload changed (seq_len=128)
-phases: {nvtx: {config_overrides: {model.n_layers: 1}}} -> model changed (nvtx:model.n_layers=1)
-env: {NCCL_ALGO: null} -> settings changed (NCCL_ALGO unset)
-env: {NSA_SEL_RANGES_V2: {value: "0", source: me}} -> settings changed (NSA_SEL_RANGES_V2=0)
-phases: {baseline: {steps: 7, source: me}} -> fewer steps (baseline.steps=7)
-limits: {memory_gib: {value: 99, source: me}} -> limits loosened (memory_gib)
-limits: {throughput: {value: 39, source: me, gated: false}} -> limits loosened (throughput)
-"""
-
-
-@pytest.mark.parametrize("case", LESS.strip().splitlines())
+@pytest.mark.parametrize("case", cases("departures"))
 def test_a_profile_that_asks_for_less_says_so(tmp_path: Path, case: str) -> None:
     """Under the shipped profile's own name, and with its title."""
     text, said = case.split(" -> ")

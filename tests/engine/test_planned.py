@@ -26,6 +26,7 @@ from runbook.launch.command import completed
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.events import Forecast, Pulse
+from tests.config import cases
 from tests.phases import builder
 from tests.reports import samples
 
@@ -171,27 +172,9 @@ def test_a_preset_of_another_machine_is_refused() -> None:
     prepare(RunOptions(profile="cpu", phases="all", preset="production", settings=(kept,)))
 
 
-@pytest.mark.parametrize(
-    ("settings", "text"),
-    [
-        ("NSA_USE_FA2=1", "NSA_USE_FA2=1 (--set) can never take effect: these branches"),
-        ("NSA_CUDA_GRAPHS=1", "NSA_CUDA_GRAPHS=1 (--set): CUDA graphs need a CUDA device"),
-        ("NSA_USE_TRITON_SEL=1", "NSA_USE_TRITON_SEL=1 (--set): its kernels need a CUDA device"),
-        ("NSA_SCALER_BACKOFF_FACTOR=0.25", "only fp16 has a gradient scaler"),
-        ("NSA_LR=0.1 train.lr=0.2", "NSA_LR=0.1 (--set) and train.lr=0.2 (--set) are the same"),
-        (
-            "NSA_SDPA_FLASH_ONLY=1 runtime.use_flash=false",
-            "NSA_SDPA_FLASH_ONLY=1 (--set) and runtime.use_flash=false exclude each other",
-        ),
-        ("runtime.use_triton_sel=true", "use_triton_sel=true: its kernels need a CUDA device"),
-        ("runtime.device=cuda", "the profile cpu is for cpu"),
-        ("CONFIG=no_such.yaml", "CONFIG (--set): no trainer config 'configs/no_such.yaml'"),
-        ("CONFIG=mine.yaml", "model.dimm: no such key"),
-        ("CONFIG=mine.yaml", "train: missing"),
-        ("TORCH_NCCL_TRACE_BUFFER_SIZ=1", "the installed torch reads no such variable"),
-    ],
-)
-def test_what_machine_config_and_torch_cannot_do(tmp_path: Path, settings: str, text: str) -> None:
+@pytest.mark.parametrize("case", cases("refused_launches"))
+def test_what_machine_config_and_torch_cannot_do(tmp_path: Path, case: str) -> None:
+    settings, text = case.split(" -> ")
     mine = tmp_path / "mine.yaml"
     mine.write_text("model: {dimm: 3}\n", encoding="utf-8")
     assert text in refusal(*settings.replace("mine.yaml", str(mine)).split(), phases="baseline")
