@@ -5,7 +5,7 @@ Everything is computed once, from the columns of a whole file: of numbers, with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -21,7 +21,7 @@ from runbook.folder.launch.lines import (
     parse_heartbeats,
     whole_number,
 )
-from runbook.folder.launch.shapes import EVENTS, LARGEST_COUNT, is_any_number, is_digest, shaped
+from runbook.folder.launch.shapes import EVENTS, is_any_number, is_digest, shaped
 from runbook.records.evidence import Effect, RankLog
 from runbook.text import listed
 
@@ -282,13 +282,11 @@ class RankLines:
         self.dropped += len(found) - len(records)
         known, lines = self.number_of, self.lines + np.arange(len(records))
         self.lines += len(records)
-        told = _values(records, "event")
-        if not {str}.issuperset(map(type, told)):
-            told = [event_of(record) for record in records]
+        told: list[Any] = [event_of(record) for record in records]
         for event in dict.fromkeys(told):
             if event is not None:
                 known.setdefault(event, len(known))
-        number = np.array([known.get(event, -1) for event in told], dtype=int)
+        number = np.array([known.get(event, -1) for event in told], dtype=np.int64)
         self._take_speakers(records)
 
         def of(*events: str) -> tuple[Records, Ints]:
@@ -306,13 +304,12 @@ class RankLines:
         return number
 
     def _take_speakers(self, records: Records) -> None:
-        for token in _distinct(records, "token"):
+        for record in records:
+            token, pid, rank = record.get("token"), record.get("pid"), record.get("rank")
             if token is not None:
                 self.tokens[str(token)] = None
-        for pid in _distinct(records, "pid"):
             if (number := whole_number(pid)) is not None:
                 self.pids[number] = None
-        for rank in _distinct(records, "rank"):
             if (number := whole_number(rank)) is not None and number != self.rank:
                 self.other_ranks.add(number)
 
@@ -320,8 +317,9 @@ class RankLines:
         """A field as numbers; a null is nothing, any other value that is none is remembered."""
         import numpy as np
 
-        values = _values(records, name)
-        found = _numbers(values, _is_whole if name in _WHOLE else is_any_number)
+        values: list[Any] = [record.get(name) for record in records]
+        fits = _is_whole if name in _WHOLE else is_any_number
+        found = np.array([float(one) if fits(one) else np.nan for one in values], dtype=np.float64)
         tellers = _TELLERS.get(name, (*MARKS, Event.PROGRESS))
         for place in np.flatnonzero(np.isnan(found)).tolist() if tellers else ():
             if (value := values[place]) is None or is_any_number(value):
@@ -332,7 +330,7 @@ class RankLines:
         return found
 
     def _digests(self, records: Records, lines: Ints) -> list[str | None]:
-        values = _values(records, "data")
+        values = [record.get("data") for record in records]
         good = [value if is_digest(value) else None for value in values]
         for value, kept, line in zip(values, good, lines, strict=True):
             if kept is not value:
@@ -387,34 +385,5 @@ def _effect(record: Mapping[str, Any], rank: int) -> Effect:
     )
 
 
-def _values(records: Records, name: str) -> list[Any]:
-    """The values of a field, None where a record lacks it."""
-    try:
-        return [record[name] for record in records]  # nearly always, and soonest
-    except KeyError:
-        return [record.get(name) for record in records]
-
-
-def _distinct(records: Records, name: str) -> list[Any]:
-    """The values of a field, or one of them where all are the same."""
-    values = _values(records, name)
-    return values[:1] if values and values.count(values[0]) == len(values) else values
-
-
 def _is_whole(value: object) -> bool:
     return whole_number(value) is not None
-
-
-def _numbers(values: list[Any], fits: Callable[[object], bool]) -> Floats:
-    """Values as an array, NaN for what does not fit."""
-    import numpy as np
-
-    plain: set[type] = {int, type(None)} if fits is _is_whole else {int, float, type(None)}
-    try:
-        if plain.issuperset(map(type, values)):
-            found = np.array(values, dtype=np.float64)
-            if not (np.abs(found) >= LARGEST_COUNT).any():
-                return found
-    except OverflowError:
-        pass  # a whole number that no float64 can hold is none of ours
-    return np.array([float(value) if fits(value) else np.nan for value in values])
