@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import re
 import resource
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,7 @@ from tests.cli.shell import inside
 from tests.engine.toys import Toy, resume, run, verify
 from tests.engine.toys import setup as toys_setup
 from tests.factory import records
+from tests.factory.programs import program
 
 
 def by_id(record: RunRecord) -> dict[str, Check]:
@@ -63,6 +66,21 @@ def test_a_run_that_goes_well(tmp_path: Path) -> None:
     digests = {artifact.path for artifact in record.artifacts}
     assert "baseline/run1/training.csv" in digests
     assert "run.json" not in digests
+
+
+def test_a_page_says_how_its_commands_are_typed_where_a_name_is_not_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a person would without an activated environment: the page's word, put in, starts it."""
+    script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    record, folder = run(tmp_path / "runs", Toy("baseline"))
+    told = r"^- Commands of this page: .* for `runbook` type `(.*)` there$"
+    (typed,) = re.findall(told, (folder / "report.md").read_text(), re.MULTILINE)
+    command = ["sh", "-c", f"{typed} report {folder}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert record.run_id in shown.stdout
 
 
 def test_what_preflight_refuses_starts_no_launch_of_later_phases(tmp_path: Path) -> None:
