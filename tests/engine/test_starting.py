@@ -42,6 +42,7 @@ from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import digests, tokens
 from tests.engine.toys import Toy, resume, run
 from tests.factory import records
+from tests.factory.files import record, write_beats
 from tests.launch.helpers import fake_launch
 from tests.shared import crowded
 
@@ -313,12 +314,8 @@ def checkpoint(root: Path, launch: str, step: int) -> Path:
     """A launch that wrote a checkpoint of this step, and said so in its heartbeats."""
     folder = root / "production" / launch
     made = written(folder / "checkpoints" / f"step_{step}", "weights")
-    beat = {
-        "schema_version": 1, "event": "checkpoint", "rank": 0, "pid": 7, "run_token": "ab" * 8,
-        "ts": 1.0, "mono": 1.0, "step": step, "phase": "checkpoint", "seconds": 0.5,
-        "path": f"checkpoints/step_{step}", "sha256": identity_of(made),
-    }  # fmt: skip
-    (folder / "heartbeat_rank0.jsonl").write_text(json.dumps(beat) + "\n")
+    told = {"path": f"checkpoints/step_{step}", "sha256": identity_of(made), "seconds": 0.5}
+    write_beats(folder, 0, [record("checkpoint", step=step, **told)])
     return made
 
 
