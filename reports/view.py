@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from reports.advice import without
 from reports.causes import Cause, causes_of
 from reports.text import one_line
-from runbook.engine.extend import left_open
+from runbook.engine.starting import left_open
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Invocation, Step

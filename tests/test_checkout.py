@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.checkout import HOME, share_packages, uninstalled
+from runbook.files import HOME, share_packages, uninstalled
 
 PARTS = ("nsa", "runbook", "phases", "reports", "templates", "configs")
 
@@ -101,7 +101,7 @@ def test_only_its_own_editable_install_makes_it_installed(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nsa-runbook\nVersion: 0.1.0\n")
     if origin:
         (info / "direct_url.json").write_text(origin.replace("HOME", str(copy)))
-    code = "from runbook.checkout import uninstalled; print(uninstalled() is None)"
+    code = "from runbook.files import uninstalled; print(uninstalled() is None)"
     path = os.pathsep.join(map(str, (tmp_path, copy, packages)))
     answer = subprocess.run(
         [sys.executable, "-S", "-c", code],

@@ -3,7 +3,7 @@
 The tables beside the modules have questions, remedies, and rules that never change. Every limit of
 the shipped phases is declared once in `limits.yaml`; profiles give the values. A new one is one
 entry there, its name in the `limits` of the phase that reads it, and one line in
-`configs/machines/gpu.yaml` or, from the data sheet, in `runbook.config.machines`.
+`configs/machines/gpu.yaml` or, from the data sheet, in `runbook.config.load`.
 """
 
 from __future__ import annotations

@@ -68,8 +68,7 @@ def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
     """
     from nsa.contract import CHECKPOINTS_DIR
     from runbook.engine.intact import doubt
-    from runbook.folder.integrity import changed_artifacts
-    from runbook.folder.manifest import LINK, load_record, strange_entries
+    from runbook.folder.manifest import LINK, changed_artifacts, load_record, strange_entries
 
     record = load_record(folder)
     why = doubt(folder, record)

@@ -1,26 +1,39 @@
-"""Reading a profile, with everything that is wrong told at once."""
+"""Reading a profile, with everything that is wrong told at once.
+
+Those of GPU machines are made by a rule: the card's data sheet, how many, and what links them.
+`a100x2_pcie4` is two A100 80 GB on PCIe generation 4, `h100x8_nvlink` eight H100 modules, `b200x1`
+one B200. `configs/machines/cards.yaml` has what the data sheets say, `gpu.yaml` what all share, and
+the floors of what preflight measures as shares of the data sheet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from runbook.config import registry
 from runbook.config.extends import (
     SHOWN_GPUS,
     gpus_by_name,
     key_problem,
+    merged,
+    read_mapping,
     validated,
     whole_document,
     with_preset,
 )
 from runbook.config.limits import Limit, limit_problems
-from runbook.config.machines import machines
 from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean
 from runbook.files import data_path, shipped_names
+from runbook.records.measurement import Record
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -37,7 +50,7 @@ def is_shipped(name: str) -> bool:
 
 
 def _every_name() -> list[str]:
-    return sorted((*shipped_names(_folder()), *machines()))
+    return sorted((*shipped_names(data_path("configs") / "profiles"), *machines()))
 
 
 def load_profile(name_or_path: str) -> Profile:
@@ -47,9 +60,8 @@ def load_profile(name_or_path: str) -> Profile:
     `preset: NAME` gives it the variables of a preset, below those of its own `env`.
     Raises UsageError that lists every wrong key and value.
     """
-    document = whole_document(
-        "profile", name_or_path, _folder(), made=machines(), prepare=_prepared
-    )
+    folder = data_path("configs") / "profiles"
+    document = whole_document("profile", name_or_path, folder, made=machines(), prepare=_prepared)
     return load_profile_document(document, where=name_or_path)
 
 
@@ -66,10 +78,6 @@ def limits_of(profile: Profile) -> list[Limit]:
     """The limits that a profile sets, in force, in the order of the phases."""
     known = registry.known_limits(profile.phases)
     return [profile.limit(spec) for spec in known.values() if spec.name in profile.limits]
-
-
-def _folder() -> Path:
-    return data_path("configs") / "profiles"
 
 
 def _prepared(data: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -151,3 +159,198 @@ def _unknown_checks(profile: Profile) -> list[str]:
             f"it can answer {', '.join(answered)}"
         )
     return problems
+
+
+# The most cards of one machine.
+MOST_CARDS = 8
+# The data sheet's peak over a measured product, which is 75 to 85 % of it.
+_OF_PRODUCT = 1.2
+
+
+class Card(Record):
+    """A kind of card, as cards.yaml says it; rates in TFLOP/s and GB/s."""
+
+    title: str
+    seen: str
+    gpu_name: str
+    memory_gib: float = Field(gt=0)
+    tflops: float = Field(gt=0)
+    tflops_source: str
+    at_highest_clock: float = Field(gt=0)
+    clock_source: str
+    copy_gb_s: tuple[float, float]
+    copy_source: str
+    nvlink_gb_s: float = Field(gt=0)
+    joined: str
+    links: tuple[str, ...]
+    host_pcie: tuple[int, int]
+    mfu_floor: tuple[float, float]
+    mfu_source: str
+
+    def named(self, name: str) -> bool:
+        """Is this what nvidia-smi calls the card?"""
+        return re.search(self.seen, name) is not None
+
+    def link_of(self, name: str, generations: Sequence[int | None]) -> str:
+        """What links several cards of this name, whose slots have these PCIe generations."""
+        if self.joined and self.joined in name:
+            return "nvlink"
+        by_pcie = sorted(link for link in self.links if link != "nvlink")
+        slowest = f"pcie{min(one or 0 for one in generations)}"
+        return slowest if slowest in by_pcie else by_pcie[0]
+
+
+def machines() -> Mapping[str, Callable[[], dict[str, Any]]]:
+    """What makes the profile's document of every machine, by its name."""
+    return {
+        name: partial(_machine, name, key, count, link)
+        for key in cards()
+        for count in range(1, MOST_CARDS + 1)
+        for name, link in _names(key, count)
+    }
+
+
+def _names(key: str, count: int) -> Iterator[tuple[str, str]]:
+    """Names of machines of so many cards of a kind, each with what links them."""
+    if count == 1:
+        yield f"{key}x1", ""
+    else:
+        yield from ((f"{key}x{count}_{link}", link) for link in cards()[key].links)
+
+
+def seen_as(names: Sequence[str], generations: Sequence[int | None]) -> str | None:
+    """The profile of cards that nvidia-smi calls so, or None if there is none for them."""
+    for key, card in cards().items():
+        if all(card.named(name) for name in names) and 1 <= len(names) <= MOST_CARDS:
+            if len(names) == 1:
+                return f"{key}x1"
+            return f"{key}x{len(names)}_{card.link_of(names[0], generations)}"
+    return None
+
+
+def _machine(name: str, key: str, count: int, link: str) -> dict[str, Any]:
+    card, parts = cards()[key], _parts()
+    generation = int(link[4:]) if link.startswith("pcie") else None
+    document = merged(with_preset(parts["every"], "gpu.yaml"), _of_card(name, card, count, link))
+    fitting = ["one"] if count == 1 else [link[:4] if generation else link, link]
+    fitting += ["pcie_shared"] if generation and count > 2 else []
+    left_out: list[str] = []
+    for fit in dict.fromkeys(fitting):
+        part = dict(parts.get(fit, {}))
+        left_out += part.pop("not_required", ())
+        document = merged(document, part)
+    document["required"] = [one for one in document["required"] if one not in left_out]
+    document["limits"] = {
+        name: _of_rate(limit, card, generation) for name, limit in document["limits"].items()
+    }
+    return document
+
+
+@lru_cache(maxsize=1)
+def cards() -> Mapping[str, Card]:
+    """The cards by their part of a profile's name. Raises UsageError for a damaged file."""
+    path = data_path("configs") / "machines" / "cards.yaml"
+    return {
+        key: validated(Card, one, f"{path}: {key}")
+        for key, one in read_mapping("card", path).items()
+    }
+
+
+@lru_cache(maxsize=1)
+def _parts() -> Mapping[str, Any]:
+    return read_mapping("profile", data_path("configs") / "machines" / "gpu.yaml")
+
+
+def _of_card(name: str, card: Card, count: int, link: str) -> dict[str, Any]:
+    """What follows from the data sheet, the number of cards and their link."""
+    generation = int(link[4:]) if link.startswith("pcie") else None
+    how = f"PCIe generation {generation}" if generation else "NVLink"
+    floor = card.mfu_floor[count > 1]
+    document = {
+        "name": name,
+        "title": f"{count} x {card.title}" + (f", {how}" if count > 1 else ""),
+        "ranks": count,
+        "hardware": _hardware(card, count, generation),
+        "limits": {
+            "mfu_floor": {"value": floor, "source": card.mfu_source},
+            "mfu_of_ceiling": {
+                "value": round(floor * _OF_PRODUCT, 3),
+                "source": f"choice: {_OF_PRODUCT:g} times mfu_floor; a measured product is 75 to "
+                "85 % of the peak",
+            },
+        },
+    }
+    if count <= 2:
+        return document
+    batch = f"requirement C2, one sequence per GPU, of {count} GPUs"
+    return {
+        **document,
+        "env": {"NSA_BATCH_SIZE": {"value": str(count), "source": batch}},
+        "workload": {
+            "global_batch": count,
+            "source": f"requirements G1, C2 and C7; one sequence for each of {count} GPUs",
+        },
+    }
+
+
+def _hardware(card: Card, count: int, generation: int | None) -> dict[str, Any]:
+    host = generation or card.host_pcie[1]
+    slot = f"PCIe {host}.0 x16"
+    both = f"NVLink, {card.nvlink_gb_s:,.0f} GB/s in both directions"
+    exchange = (card.nvlink_gb_s / 2, f"{card.title} data sheet: {both}")
+    if generation:
+        exchange = (_pcie(host), f"{slot}: each of two ranks sends all its bytes once")
+    elif count == 1:
+        exchange = (exchange[0], f"{exchange[1]}; one rank exchanges nothing")
+    peaks = {
+        "matmul": (card.at_highest_clock, card.clock_source),
+        "memory_copy": (card.copy_gb_s[generation is None], card.copy_source),
+        "host_copy": (
+            _pcie(host),
+            f"PCI-SIG: {slot}, {2**host} GT/s of 128b/130b in one direction",
+        ),
+        "all_reduce": exchange,
+    }
+    return {
+        "gpus": count,
+        "gpu_name": card.gpu_name,
+        "gpu_memory_gib": card.memory_gib,
+        "pcie_gen": generation,
+        "peak_tflops": card.tflops,
+        "peak_source": card.tflops_source,
+        "peaks": {what: {"value": most, "source": why} for what, (most, why) in peaks.items()},
+        "source": "; ".join(
+            [f"{card.title} data sheet", *(["requirements P5, P6 and P7"] if generation else [])]
+        ),
+    }
+
+
+def _of_rate(limit: dict[str, Any], card: Card, generation: int | None) -> dict[str, Any]:
+    """A limit that is a share of a rate of the card, as a value.
+
+    Cut down to two digits and a half, from 1,000 on to tens.
+    """
+    if "share" not in limit:
+        return limit
+    host = generation or card.host_pcie[0]
+    rates = {
+        "memory_gib": card.memory_gib,
+        "tflops": card.tflops,
+        "copy": card.copy_gb_s[0],
+        "host": _pcie(host),
+        "link": _pcie(host) if generation else card.nvlink_gb_s / 2,
+    }
+    share, most = limit["share"], rates[limit["of"]]
+    step = min(10, 10 ** (math.floor(math.log10(share * most)) - 1) / 2)
+    told = limit["source"].format(
+        share=f"{100 * share:.0f}",
+        most=most,
+        host=host,
+        half_clock=100 * 0.85 * card.at_highest_clock / 2 / card.tflops,
+    )
+    return {"value": round(math.floor(share * most / step + 1e-9) * step, 6), "source": told}
+
+
+def _pcie(generation: int) -> float:
+    """GB/s that a slot of 16 lanes takes in one direction: GT/s x 16 lanes x 128/130 / 8 bits."""
+    return {3: 15.75, 4: 31.5, 5: 63.0}[generation]

@@ -1,6 +1,6 @@
 """Does a finished run's record follow from its journal, its profile, its plan and its launches?
 
-Everything that needs no judging again; the files of the folder are `folder.integrity`'s. Each
+Everything that needs no judging again; the files of the folder are `folder.manifest`'s. Each
 function returns what differs, in words; none changes anything. `doubt` is the quick one, which
 every command asks before it repeats a verdict.
 """

@@ -10,17 +10,20 @@ from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_to_resume
 from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
-from runbook.engine.extend import extend, follows_plan, keep_aside, left_open, repeat
 from runbook.engine.judge import read_phase
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
-from runbook.engine.starting import Part
+from runbook.engine.starting import Part, extend, follows_plan, keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE
 from runbook.folder.facts import read_facts
-from runbook.folder.integrity import artifact_problems, evidence_problems
 from runbook.folder.journal import Journal
-from runbook.folder.manifest import changed_files, read_manifest
+from runbook.folder.manifest import (
+    artifact_problems,
+    changed_files,
+    evidence_problems,
+    read_manifest,
+)
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict

@@ -24,7 +24,7 @@ from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.files import read_bytes
 from runbook.folder import RECORD_FILE, manifest
 from runbook.folder.facts import read_facts
-from runbook.folder.integrity import folder_problems
+from runbook.folder.manifest import folder_problems
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
@@ -269,7 +269,6 @@ def judge_again(
     profile: Profile,
     *,
     named: str = "",
-    phases: Mapping[str, Phase] | None = None,
 ) -> RunRecord:
     """The record that this run would have under `profile`; nothing is written.
 
@@ -280,8 +279,7 @@ def judge_again(
     `OSError` as the readers do.
     """
     setup = setup_of_record(record, profile=profile, named=named)
-    if phases is None:
-        phases = registry.phases_of(setup.profile.phases)
+    phases = registry.phases_of(setup.profile.phases)
     return _judged(record, run_root, setup, phases=phases)
 
 

@@ -74,7 +74,7 @@ def _set(name: str, value: Any) -> Callable[[Document], None]:
     return change
 
 
-def _phase(change: Callable[[Document], None]) -> Callable[[Document], None]:
+def _phase(change: Callable[[Document], object]) -> Callable[[Document], None]:
     """Changes the phase baseline wherever it is."""
 
     def every(document: Document) -> None:
@@ -90,21 +90,8 @@ def _passed_without_judgement(phase: Document) -> None:
         check["code"] = "interrupted"
 
 
-def _never_judged(phase: Document) -> None:
-    phase["checks"][0] |= {"outcome": "PASS", "reason": "all went well"}
-    phase["started_at"] = ""
-
-
-def _ended_well(phase: Document) -> None:
-    phase["launches"][0]["result"]["duration_s"] = 1.0
-
-
-def _shorter_plan(phase: Document) -> None:
-    phase["launches"][0]["launch"]["steps"] = 4
-
-
-def _one_launch_less(phase: Document) -> None:
-    del phase["launches"][1]
+def _launch(name: str, **fields: object) -> Callable[[Document], None]:
+    return _phase(lambda phase: phase["launches"][0][name].update(fields))
 
 
 FORGED: dict[str, tuple[Callable[[Document], None], str]] = {
@@ -116,10 +103,9 @@ FORGED: dict[str, tuple[Callable[[Document], None], str]] = {
         'run.json: exports.NSA_USE_FA2: recorded "1", recomputed null',
     ),
     "passed as interrupted": (_phase(_passed_without_judgement), "not judged, and nothing shows"),
-    "passed and never judged": (_phase(_never_judged), "baseline"),
-    "an end": (_phase(_ended_well), "launch run1: result.duration_s: recorded 1.0"),
-    "a plan": (_phase(_shorter_plan), "baseline: the launches are not those that the phase plans"),
-    "a launch": (_phase(_one_launch_less), "baseline: the launches are not those"),
+    "passed and never judged": (_phase(lambda phase: phase.update(started_at="")), "baseline"),
+    "an end": (_launch("result", duration_s=1.0), "launch run1: result.duration_s: recorded 1.0"),
+    "a plan": (_launch("launch", steps=4), "baseline: the launches are not those that the phase"),
 }
 
 
@@ -174,28 +160,22 @@ def test_a_fact_is_shown_as_it_was_found(folder: Path) -> None:
     assert "fact gpu.names: host.txt is not the file that it was read from" in differences(folder)
 
 
-@pytest.mark.parametrize("name", ["packages", "python"])
-def test_the_software_of_a_run_is_what_its_launches_ran_on(folder: Path, name: str) -> None:
+def test_the_software_of_a_run_is_what_its_launches_ran_on(folder: Path) -> None:
     record = RunRecord.model_validate_json((folder / "run.json").read_text())
     ran = next(one.launch.run_dir for phase in record.phases for one in phase.launches)
-    env = {"versions": {"packages": "ab12" * 16, "python": "3.12.9"}}
+    env = {"versions": {"packages": "ab12" * 16}}
     (folder / ran / "env.json").write_text(json.dumps(env))
+    for recorded, differ in (("ab12" * 3, 0), ("cd34" * 3, 1)):
 
-    def told(document: Document) -> None:
-        if "environment" in document:
-            document["environment"] |= {"packages": "ab12" * 3, "python": "3.12.9"}
+        def told(document: Document, packages: str = recorded) -> None:
+            if "environment" in document:
+                document["environment"]["packages"] = packages
 
-    forge(folder, told)
-    assert not any("environment" in text for text in differences(folder))
-
-    def another(document: Document) -> None:
-        if "environment" in document:
-            document["environment"][name] = "cd34" * 3
-
-    forge(folder, another)
-    (text,) = (one for one in differences(folder) if "environment" in one)
-    assert text.startswith(f"run.json: environment.{name}: recorded 'cd34cd34cd34', ")
-    assert f"ran on {env['versions'][name]!r}" in text
+        forge(folder, told)
+        found = [one for one in differences(folder) if "environment" in one]
+        assert len(found) == differ
+    assert found[0].startswith("run.json: environment.packages: recorded 'cd34cd34cd34', ")
+    assert f"ran on {'ab12' * 16!r}" in found[0]
 
 
 def test_a_profile_that_only_has_the_name_of_a_shipped_one(folder: Path) -> None:
@@ -217,9 +197,7 @@ def test_a_profile_that_only_has_the_name_of_a_shipped_one(folder: Path) -> None
 @pytest.mark.parametrize(
     ("event", "change", "why"),
     [
-        ("run_started", {"record": None}, "Input should be a valid dictionary"),
         ("run_started", {"record": {}}, "tool_version: Field required"),
-        ("phase_finished", {"record": 5}, "Input should be a valid dictionary"),
         ("phase_finished", {}, "it lacks 'record'"),
         ("run_finished", {"artifacts": 5}, "not iterable"),
     ],

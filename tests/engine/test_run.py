@@ -1,33 +1,42 @@
-"""Runs over real processes: whatever happens, a row says so, and nothing is lost."""
+"""Runs over real processes: whatever happens, on a full disk too, a row says so."""
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
+import resource
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from runbook.engine.derive import render
+from runbook.cli.run.observers import print_summary
+from runbook.console import Console
+from runbook.engine.derive import REMEDY
 from runbook.engine.judge import reasons_for
-from runbook.engine.plan.prepare import Needs
 from runbook.engine.run import run_setup
+from runbook.folder.journal import Journal, read_events
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
     Check,
+    Launch,
+    LaunchResult,
     LaunchStatus,
     Outcome,
+    PhaseRecord,
     Reason,
     RunRecord,
     Verdict,
 )
-from runbook.records.evidence import Fact
 from runbook.tools.inspect.folder import inspect_path
+from tests import executed
 from tests.cli.shell import inside
 from tests.engine.toys import Toy, resume, run, verify
 from tests.engine.toys import setup as toys_setup
@@ -59,53 +68,38 @@ def test_a_run_that_goes_well(tmp_path: Path) -> None:
     assert "run.json" not in digests
 
 
-@pytest.mark.parametrize("found", [False, True])
 def test_a_page_says_how_its_commands_are_typed_where_a_name_is_not_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a person would without an activated environment: the page's word, put in, starts it."""
     script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
-    monkeypatch.setenv("PATH", f"{script.parent}:/usr/bin:/bin" if found else "/usr/bin:/bin")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr(sys, "argv", [str(script)])
-    record, folder = run(tmp_path / "runs", Toy("baseline", words=("--fault", "exit7")))
-    page = (folder / "report.md").read_text()
-    told = re.findall(r"^- Commands of this page: .* for `runbook` type `(.*)` there$", page, re.M)
-    assert len(told) == (not found)
-    for typed in told:
-        shown = subprocess.run(
-            ["sh", "-c", f"{typed} report {folder}"], capture_output=True, text=True, check=False
-        )
-        assert shown.returncode == 0 and record.run_id in shown.stdout, shown.stderr
-        assert "Commands of this page" in render(record, "html")
+    record, folder = run(tmp_path / "runs", Toy("baseline"))
+    told = r"^- Commands of this page: .* for `runbook` type `(.*)` there$"
+    (typed,) = re.findall(told, (folder / "report.md").read_text(), re.MULTILINE)
+    command = ["sh", "-c", f"{typed} report {folder}"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert record.run_id in shown.stdout
 
 
-GUARDED = {
-    "a broken trainer": ((Outcome.FAIL, Reason.CRASH), Verdict.NO_GO),
-    "a wrong machine": ((Outcome.INVALID, Reason.WRONG_ENVIRONMENT), Verdict.INCOMPLETE),
-    "no evidence": ((Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT), Verdict.INCOMPLETE),
-    "no answer": ((Outcome.INCONCLUSIVE, Reason.UNDECIDED), Verdict.INCOMPLETE),
-}
-
-
-@pytest.mark.parametrize("what", GUARDED)
-def test_what_preflight_refuses_starts_no_launch_of_later_phases(tmp_path: Path, what: str) -> None:
-    bad, verdict = GUARDED[what]
+def test_what_preflight_refuses_starts_no_launch_of_later_phases(tmp_path: Path) -> None:
     notes: list[str] = []
 
     class Ear(Observer):
         def note(self, text: str) -> None:
             notes.append(text)
 
-    sick = Toy("preflight", words=("--fault", "exit7"), guards=True, bad=bad)
+    sick = Toy("preflight", words=("--fault", "exit7"), guards=True)
     record, folder = run(tmp_path, sick, Toy("baseline", count=2), Toy("nvtx"), observer=Ear())
     cause = by_id(record)["preflight.completed"].reason
     for phase in record.phases[1:]:
         assert not (folder / phase.name).exists(), "nothing was started"
         assert {entry.result.status for entry in phase.launches} == {LaunchStatus.NOT_RUN}
         told = {entry.result.cause for entry in phase.launches}
-        assert told == {f"preflight.completed is {bad[0]}: {cause}; see --keep-going"}
+        assert told == {f"preflight.completed is FAIL: {cause}; see --keep-going"}
     assert sum("later phases start nothing" in note for note in notes) == 1
-    assert record.verdict is verdict
+    assert record.verdict is Verdict.NO_GO
     notes.clear()
     run(tmp_path / "alone", sick, observer=Ear())
     assert not any("later phases" in note for note in notes), "there is none"
@@ -211,32 +205,13 @@ def test_the_verdict_names_what_is_invalid_before_the_failure_that_follows_from_
 
 
 class Looks(Observer):
-    """Where `latest` leads as each launch makes its first step."""
+    """Where `latest` leads as each launch ends."""
 
     def __init__(self, out: Path) -> None:
-        self.link, self.seen = out / "latest", []  # type: ignore[var-annotated]
+        self.link, self.seen = out / "latest", list[Path]()
 
-    def launch_finished(self, launch: object, result: object) -> None:
-        del launch, result
+    def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
         self.seen.append(self.link.resolve())
-
-
-def test_what_a_run_needs_is_looked_at_before_its_first_launch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And handed on to what the row is made of."""
-    told: list[object] = []
-
-    def collected(folder: Path, **words: object) -> dict[str, Fact]:
-        told.extend((words["needs"], [path.name for path in folder.glob("*/*")]))
-        return {}
-
-    monkeypatch.setattr("runbook.machine.preflight.collect_preflight", collected)
-    needs = Needs(lacks=("no hub", "no disk"), has=("a package",))
-    monkeypatch.setattr("runbook.engine.phase_run.needs_of", lambda _: needs)
-    (toy := Toy("preflight")).collects = True  # type: ignore[misc]
-    run(tmp_path, toy)
-    assert told == [("no hub; no disk", "a package"), []]
 
 
 def test_latest_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> None:
@@ -251,7 +226,73 @@ def test_latest_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> 
     assert str(folder) in inside("report", "--out", str(tmp_path), cwd=tmp_path).out
 
 
-def test_a_file_named_latest_stays_and_the_run_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "latest").write_text("mine")
-    record, _ = run(tmp_path, Toy("baseline"))
-    assert record.verdict == "GO" and (tmp_path / "latest").read_text() == "mine"
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Every write beyond `size` bytes of a file fails, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class Scale(Observer):
+    """How large run.json is after each phase."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.sizes = out, list[int]()
+
+    def phase_finished(self, record: PhaseRecord) -> None:
+        self.sizes.append(next(self.out.glob("*/run.json")).stat().st_size)
+
+
+def test_a_refused_event_leaves_no_half_line(tmp_path: Path) -> None:
+    with Journal.create(tmp_path) as journal:
+        journal.append("one")
+        with largest_file(journal.path.stat().st_size + 20), pytest.raises(OSError):
+            journal.append("two", text="x" * 100)
+        journal.append("three")
+    events, _ = read_events(tmp_path / "events.jsonl")
+    assert [(event["seq"], event["event"]) for event in events] == [(1, "one"), (2, "three")]
+
+
+def test_a_full_disk_is_a_reason_and_never_go(tmp_path: Path) -> None:
+    phases = (Toy("baseline"), Toy("bucket_sweep"))
+    run(tmp_path, *phases, observer=(scale := Scale(tmp_path)))
+    with largest_file(scale.sizes[0] + 200):
+        record, folder = run(tmp_path, *phases)
+    assert record.verdict is Verdict.INCOMPLETE
+    assert "cannot be written" in record.reasons[0]
+    # The first phase was written before, and is still there, whole.
+    kept = RunRecord.model_validate_json((folder / "run.json").read_text())
+    assert kept.phases[0].outcome == "PASS"
+    assert not [*folder.glob("*.tmp"), *folder.glob(".*.tmp")]
+
+
+def test_screen_exit_code_and_record_agree_where_the_record_was_refused(tmp_path: Path) -> None:
+    """A NO-GO that no file holds is none; under --quiet it is said, too."""
+    failing = Toy("baseline", words=("--fault", "exit7"))
+    scale = Scale(tmp_path / "whole")
+    run(tmp_path / "whole", failing, observer=scale)
+    for limit, verdict in ((-500, Verdict.INCOMPLETE), (500, Verdict.NO_GO)):
+        with largest_file(scale.sizes[0] + limit):
+            told, folder = run(tmp_path / f"limited{limit}", failing)
+        kept = RunRecord.model_validate_json((folder / "run.json").read_text())
+        assert told.verdict is kept.verdict is verdict
+        for quiet in (False, True):
+            out, err = io.StringIO(), io.StringIO()
+            print_summary(Console(stdout=out, stderr=err, quiet=quiet), told, folder)
+            assert out.getvalue().startswith(verdict) and "fingerprint" not in out.getvalue()
+            assert "the run's files cannot be written" in (err if quiet else out).getvalue()
+
+
+@pytest.mark.executes("ulimit -f")
+def test_the_printed_command_takes_the_limit_of_a_file_away() -> None:
+    line = "ulimit -f unlimited"
+    shell = subprocess.run(
+        ["bash", "-c", f"ulimit -S -f 1 && {line} && ulimit -f"], capture_output=True, text=True
+    )
+    executed.note(line, shell.returncode)
+    assert (shell.returncode, shell.stdout) == (0, "unlimited\n"), shell.stderr
+    assert f"`{line}`" in REMEDY

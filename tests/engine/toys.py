@@ -36,10 +36,7 @@ CUT = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 
 
 class Toy(Phase):
-    """Launches `count` fake trainers; passes if all completed and the rate could be read.
-
-    bad: what its first row is where one did not complete.
-    """
+    """Launches `count` fake trainers; passes if all completed and the rate could be read."""
 
     source = "a test"
     question = "does it run?"
@@ -56,13 +53,12 @@ class Toy(Phase):
         schedule: ArmSchedule | None = None,
         forgets: bool = False,
         guards: bool = False,
-        bad: tuple[Outcome, Reason] = (Outcome.FAIL, Reason.CRASH),
     ) -> None:
         self.name, self.title = name, name.title()  # type: ignore[misc]
         self.reads = reads  # type: ignore[misc]
         self.guards = guards  # type: ignore[misc]
         self.count, self.words, self.steps, self.breaks = count, words, steps, breaks
-        self.schedule, self.forgets, self.bad = schedule, forgets, bad
+        self.schedule, self.forgets = schedule, forgets
 
     def plan(self, context: PlanContext) -> list[Launch]:
         if self.breaks == "plan":
@@ -83,7 +79,7 @@ class Toy(Phase):
             raise RuntimeError("planted in judge")
         cut = [e for e in evidence.launches.values() if e.result.status in CUT]
         bad = [e for e in evidence.launches.values() if not e.result.ok]
-        outcome, code = (Outcome.PASS, Reason.OK) if not bad else self.bad
+        outcome, code = (Outcome.PASS, Reason.OK) if not bad else (Outcome.FAIL, Reason.CRASH)
         if cut:
             outcome, code = Outcome.INCOMPLETE, Reason.INTERRUPTED
         done = {"reason": bad[0].result.cause, "remedy": "mend it"} if bad else {}

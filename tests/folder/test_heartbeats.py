@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.folder.launch.lines import heartbeats_in, whole_number
-from runbook.folder.launch.rank_lines import RankLines
-from runbook.folder.launch.rank_log import read_heartbeats
+from runbook.folder.launch.rank_log import RankLines, read_heartbeats
 from runbook.launch.watch import RankWatch
 from runbook.records.evidence import RankLog
 from runbook.tools.inspect import RemarkCode
@@ -33,15 +32,9 @@ def test_truncation_at_every_byte_keeps_the_complete_lines(tmp_path: Path) -> No
         log = read(tmp_path, data[:length])
         whole = [json.loads(line) for line in data[:length].split(b"\n")[:-1]]
         assert log.events == len(whole)
-
         assert not log.damaged
         ends = [record["step"] for record in whole if record["event"] == "step_end"]
         assert log.counts.get("step_end", 0) == len(ends)
-
-
-def test_damage_before_the_tail_is_named(tmp_path: Path) -> None:
-    log = read(tmp_path, heartbeats(2) + '{"event": "pro\n' + "\0\0\n" + beat("boot", mono=99))
-    assert log.damaged
 
 
 @pytest.mark.parametrize(
@@ -49,7 +42,7 @@ def test_damage_before_the_tail_is_named(tmp_path: Path) -> None:
     [
         (heartbeats(1) + heartbeats(1, token="ff00"), "2 launches"),
         (heartbeats(1, rank=1), "other ranks"),
-        (beat("boot", mono=5.0) + beat("boot", mono=4.0), "goes back at 1"),
+        (heartbeats(2) + '{"event": "pro\n' + "\0\0\n" + beat("boot"), "2 unreadable lines"),
         (beat("boot", pid=7) + beat("boot", pid=8), "2 processes in one file: 7, 8"),
     ],
 )
@@ -59,7 +52,7 @@ def test_what_does_not_belong_is_named(tmp_path: Path, text: str, problem: str) 
     assert any(problem in found for found in log.problems)
 
 
-@pytest.mark.parametrize("code", [None, "0", True, 1.5])
+@pytest.mark.parametrize("code", [None, True])
 def test_an_exit_that_cannot_say_its_code_is_a_crash_for_every_reader(
     tmp_path: Path, code: object
 ) -> None:
@@ -156,22 +149,18 @@ def test_a_whole_number_fits_into_64_bits(value: object, found: int | None) -> N
     assert whole_number(value) == found
 
 
-@pytest.mark.parametrize("block", [1 << 21, 64])
 def test_lines_that_only_look_like_records_are_dropped_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", block)
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 64)
     path = tmp_path / "heartbeat_rank0.jsonl"
     outside = json.dumps({"event": "checkpoint", "path": "\udcff"}) + "\n"
     path.write_text(beat("boot") + "{no json}\n[]\n\n" + outside + beat("step_end") + '{"event')
     found = RankLines.read(path, rank=0)
     assert (found.lines, found.dropped, found.torn_bytes) == (3, 2, len('{"event'))
     assert found.kept["checkpoint"][0]["path"] == "\udcff"
-    assert [record["event"] for record in heartbeats_in(path)] == [
-        "boot",
-        "checkpoint",
-        "step_end",
-    ]
+    read = " ".join(record["event"] for record in heartbeats_in(path))
+    assert read == "boot checkpoint step_end"
     path.write_text(beat("boot")[:-1])
     assert list(heartbeats_in(path)) == []
 
@@ -179,7 +168,7 @@ def test_lines_that_only_look_like_records_are_dropped_alone(
 # What of it is evidence
 
 
-@pytest.mark.parametrize("many", [KEPT, KEPT + 1, KEPT + 3])
+@pytest.mark.parametrize("many", [KEPT, KEPT + 1])
 def test_of_rare_events_so_many_are_kept_and_the_last_one(tmp_path: Path, many: int) -> None:
     text = "".join(
         beat("effect", toggle=str(number)) + beat("arm_failed", arm=str(number))
@@ -190,13 +179,3 @@ def test_of_rare_events_so_many_are_kept_and_the_last_one(tmp_path: Path, many: 
     arms = [failure["arm"] for failure in log.arm_failures]
     assert arms == [*(str(n + 1) for n in range(KEPT - 1)), str(many)]
     assert log.counts == {"effect": many, "arm_failed": many}
-
-
-@pytest.mark.parametrize(
-    ("data", "kept"), [("f" * 16, True), ("A", True), ("f" * 17, False), ("", False), (7, False)]
-)
-def test_a_digest_has_up_to_64_bits(tmp_path: Path, data: object, kept: bool) -> None:
-    log = read(tmp_path, beat("step_end", step=1, data=data))
-    assert log.steps is not None
-    assert log.steps["data"].notna().tolist() == [kept]
-    assert log.damaged is not kept

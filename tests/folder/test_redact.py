@@ -10,7 +10,6 @@ from runbook.folder.facts import (
     recorded_environment,
     redact_diff,
     redact_text,
-    redact_variables,
 )
 
 CANARY = "canary-0f1e2d3c4b5a"
@@ -43,7 +42,8 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize(
     "environ",
     [
-        {"HF_TOKEN": CANARY},
+        # The longer of two secrets leaves nothing standing.
+        {"HF_TOKEN": CANARY, "A_TOKEN": CANARY[:8]},
         {"WANDB_API_KEY": f"  {CANARY}\n"},
         {"HTTPS_PROXY": f"http://user:{CANARY}@proxy.example:8080"},
         {"PIP_INDEX_URL": f"https://{CANARY}@index.example/simple"},
@@ -75,11 +75,6 @@ def test_shapes_of_secrets_need_no_variable(text: str) -> None:
         assert part not in cleaned
 
 
-def test_the_longer_of_two_secrets_leaves_nothing_standing() -> None:
-    environ = {"A_TOKEN": "abcdef", "B_TOKEN": "abcdef-and-more"}
-    assert redact_text("x abcdef-and-more x", environ) == f"x {REDACTED} x"
-
-
 def test_only_what_decides_training_is_recorded() -> None:
     environ = {
         "NSA_DDP_BUCKET_MB": "50",
@@ -88,48 +83,34 @@ def test_only_what_decides_training_is_recorded() -> None:
         "HOME": "/home/someone",
         "HF_TOKEN": CANARY,
         "NCCL_AUTH_TOKEN": CANARY,
+        "NCCL_X": CANARY,
         "TORCH_LOGS": f"to https://u:{CANARY}@logs.example",
         "OMP_NUM_THREADS": "1",
     }
     assert recorded_environment(environ) == {
         "NCCL_AUTH_TOKEN": REDACTED,
         "NCCL_DEBUG": "INFO",
+        "NCCL_X": REDACTED,
         "NSA_DDP_BUCKET_MB": "50",
         "OMP_NUM_THREADS": "1",
         "TORCH_LOGS": f"to https://{REDACTED}@logs.example",
     }
 
 
-def test_the_variables_of_a_launch_are_kept_without_their_secrets() -> None:
-    found = redact_variables(
-        {"HF_TOKEN": "s3", "NSA_LR": "1", "HF_API_KEY": "s4", "HF_AUTH": "s5", "NCCL_X": CANARY,
-         "NCCL_Y": f"https://{CANARY}@h"}
-    )  # fmt: skip
-    blank = dict.fromkeys(("HF_TOKEN", "HF_API_KEY", "HF_AUTH"), REDACTED)
-    assert found == {**blank, "NSA_LR": "1", "NCCL_X": REDACTED, "NCCL_Y": f"https://{REDACTED}@h"}
-
-
 @pytest.mark.parametrize(("value", "blanked"), [("12345", False), ("123456", True)])
-def test_a_secret_has_six_characters(
-    monkeypatch: pytest.MonkeyPatch, value: str, blanked: bool
-) -> None:
-    """A shorter one would blank ordinary words. Without variables those of the process count."""
-    text = f"got {value}"
-    cleaned = f"got {REDACTED}" if blanked else text
+def test_a_secret_has_six_characters(value: str, blanked: bool) -> None:
+    """A shorter one would blank ordinary words."""
+    cleaned = f"got {REDACTED if blanked else value}"
     for environ in ({"X_TOKEN": value}, {"X": f"http://me:{value}@host"}):
-        assert redact_text(text, environ) == cleaned
-        monkeypatch.setattr("os.environ", environ)
-        assert redact_text(text) == cleaned
+        assert redact_text(f"got {value}", environ) == cleaned
 
 
 @pytest.mark.parametrize(
     ("line", "left"),
     [
         ('DB_PASSWORD: "hunter22"', f"DB_PASSWORD: {REDACTED}"),
-        ("db.api_key = 'a b c d'", f"db.api_key = {REDACTED}"),
         ("AWS_TOKEN=abcd1234", f"AWS_TOKEN={REDACTED}"),
         ("AWS_TOKEN=abcd123", "AWS_TOKEN=abcd123"),
-        ("secret = load(path)", "secret = load(path)"),
         ("token: 12345678", "token: 12345678"),
         ("API_KEY = 'abcdef123'  # mine", f"API_KEY = {REDACTED}  # mine"),
         *((code, code) for code in CODE),

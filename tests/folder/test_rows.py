@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.folder.launch.lines import TableTail
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records.evidence import RowFile, TrainingLog
 from tests.factory.files import HEADER, legacy, row, training
@@ -48,7 +46,7 @@ def test_an_empty_cell_is_nan_in_a_whole_file_and_in_a_damaged_one(
 
 @pytest.mark.parametrize(
     ("step", "good"),
-    [(2**53, True), (-(2**53), True), (2**53 + 2, False), ("1.5", False), ("inf", False)],
+    [(2**53, True), (2**53 + 2, False), ("1.5", False), ("inf", False)],
 )
 @pytest.mark.parametrize("damage", ["", "9,x\n"])
 def test_a_whole_number_is_exact(tmp_path: Path, step: object, good: bool, damage: str) -> None:
@@ -61,13 +59,9 @@ def test_a_whole_number_is_exact(tmp_path: Path, step: object, good: bool, damag
     ("row", "good"),
     [
         ("2,a,,1", False),
-        ("2,a, ,1", False),
         ("2,a,x,1", False),
-        ("2,a,1,x", False),
-        ("2,a,nan,1", True),
         ("2,a,-NaN,inf", True),
         ("2,a,1,1,1", False),
-        ("2,a,1", False),
         ("2,a,1,1,3,a,1,1", False),
         ("1_0,a,1,1", False),
         ("2,a,1,1\r", True),
@@ -102,7 +96,6 @@ def test_the_header_may_have_a_mark_spaces_and_another_order(tmp_path: Path) -> 
     [
         ("step,rate,rate,a,a\n", "the header names columns twice: a, rate"),
         ("z" * 70 + "\n", f"the first line is not a header that begins with 'step': {b'z' * 60!r}"),
-        ("1,2,3\n", "the first line is not a header that begins with 'step': b'1,2,3'"),
         ("x,2\n", "the first line is not a header that begins with 'step': b'x,2'"),
     ],
 )
@@ -110,27 +103,6 @@ def test_a_first_line_that_is_no_header(tmp_path: Path, first: str, says: str) -
     rows = read(tmp_path, first + "1,2,3\n")
     assert (rows.problems, rows.damaged, len(rows.frame)) == ((says,), True, 0)
     assert tuple(rows.frame.columns) == SPEC.columns
-
-
-def test_the_older_form_has_no_header(tmp_path: Path) -> None:
-    rows = read(tmp_path, "1,2\n2,3\n")
-    assert rows.legacy and not rows.damaged
-    assert rows.frame.to_dict("list") == {"step": [1, 2], "rate": [2.0, 3.0]}
-
-
-# Following it while it grows
-
-
-def test_the_tail_reads_the_older_form_too(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("1,5\n1,2,3\n2,6\n")
-    tail = TableTail(path, headerless=("step", "rate"))
-    assert list(tail.rows()) == [{"step": "1", "rate": "5"}, {"step": "2", "rate": "6"}]
-    assert list(TableTail(path).rows()) == []
-    path.write_text("step,rate,x\n1,2\n1,2,3\n")
-    assert list(TableTail(path, headerless=("step", "rate")).rows()) == [
-        {"step": "1", "rate": "2", "x": "3"}
-    ]
 
 
 def read_training(folder: Path, data: str | bytes) -> TrainingLog:
@@ -151,7 +123,11 @@ def test_every_float_is_read_exactly(
 
 
 @pytest.mark.parametrize("text", [training(12), legacy(12)], ids=["header", "headerless"])
-def test_truncation_at_every_byte_keeps_the_complete_rows(tmp_path: Path, text: str) -> None:
+def test_truncation_at_every_byte_keeps_the_complete_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    """Whatever the blocks in which the file is read."""
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 37)
     data = text.encode()
     first = 1 if text.startswith("step") else 0
     for length in few(range(len(data) + 1)):
@@ -178,12 +154,3 @@ def test_no_bytes_make_it_raise(tmp_path_factory: pytest.TempPathFactory, noise:
     read_training(folder, noise)
     log = read_training(folder, training(3).encode() + noise)
     assert list(log.frame["step"])[:3] == [1, 2, 3]
-
-
-def test_blocks_of_the_file_do_not_change_what_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = training(40)
-    whole = read_training(tmp_path, text).frame
-    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 37)
-    pd.testing.assert_frame_equal(read_training(tmp_path, text).frame, whole)

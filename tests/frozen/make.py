@@ -27,8 +27,7 @@ from tests.frozen.catalog import FROZEN, Frozen
 from tests.nodes.slurm import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
-# `{run}` in a command is the run that the command before it made.
-_RUN = "{run}"
+_PLAIN = ROOT / "tests/own/trainers/plain_ddp.py"
 _KEPT = ("HOME", "LANG")
 
 
@@ -58,12 +57,14 @@ def made(one: Frozen, work: Path, known: dict[str, Frozen]) -> Path | None:
         return None
     folder.mkdir(exist_ok=True)
     if one.profile:
-        (folder / "mine.yaml").write_text(yaml.safe_dump(one.profile, sort_keys=False), "utf-8")
+        title = f"2 gloo ranks on CPU, {one.profile['name']}"
+        profile = {"extends": "cpu", "title": title, **one.profile}
+        (folder / "mine.yaml").write_text(yaml.safe_dump(profile, sort_keys=False), "utf-8")
     before = set(_runs(folder))
     with _cluster(work / "slurm", wanted=one.cluster) as more:
         for number, (command, code) in enumerate(zip(one.commands, one.exits, strict=True)):
             new = [path.name for path in _runs(folder) if path not in before]
-            words = shlex.split(command.replace(_RUN, new[0] if new else _RUN))
+            words = shlex.split(command.format(run=new[0] if new else "", plain=_PLAIN))
             ended = _typed(words, folder, more, one.killed_at if number == 0 else "")
             if ended != code:
                 print(f"{one.name}: {command}: exit code {ended}, not {code}", file=sys.stderr)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -53,33 +52,11 @@ def test_an_edited_expectation_is_a_readable_difference(
     assert [line[0] for line in report[3:]] == ["-", "+"] and "STOP" in report[3]
 
 
-def test_what_is_said_no_more_is_a_difference(tmp_path_factory: pytest.TempPathFactory) -> None:
-    now = said(tmp_path_factory, "crash")
-    known = now.document["verify"].get("differences", [])
-    verify = {**now.document["verify"], "differences": [*known, "a row"]}
-    other = replace(now, document={**now.document, "verify": verify})
-    row = f'verify differences {len(known)}: "a row" -> (nothing)'
-    assert corpus.rows_that_differ(other, now) == [row]
-
-
-def test_of_several_with_one_name_each_is_compared(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    now = said(tmp_path_factory, "crash")
-    first, *others = now.document["inspect"]["remarks"]
-    twin = {**first, "message": "other"}
-    both, changed = (
-        replace(now, document={"inspect": {"remarks": [one, first, *others]}})
-        for one in (first, twin)
-    )
-    (row,) = corpus.rows_that_differ(both, changed)
-    assert row.startswith("inspect remarks 0 ") and row.endswith('-> "other"')
-
-
 def test_every_kept_run_has_the_commands_that_made_it() -> None:
     assert corpus.names() == sorted(one.name for one in FROZEN)
 
 
+@pytest.mark.slow
 def test_a_run_verifies_alike_on_another_processor(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

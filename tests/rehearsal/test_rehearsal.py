@@ -15,16 +15,14 @@ import pytest
 import benchmarks.rehearsal as package
 from benchmarks.rehearsal.__main__ import BEGIN, END, main, should, stops
 from benchmarks.rehearsal.judged import Judged, judge
-from benchmarks.rehearsal.machine import HEALTHY, MACHINES, OTHER_ANSWERS, SICK, Machine
-from runbook.config.load import load_profile
+from benchmarks.rehearsal.machine import HEALTHY, MACHINES, Machine
 from runbook.launch.local import LocalRun
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks/results/rehearsal.md"
 BY_NAME = {machine.name: machine for machine in MACHINES}
 # Stopped before anything starts, so that each takes a second.
-QUICK = ("driver_too_old", "mig_on", "pcie_x8", "ecc_before", "remap_failed", "half_clock",
-         "slow_memory", "link_retrained", "xid_79")  # fmt: skip
+QUICK = ("driver_too_old", "slow_memory")
 
 
 def told(result: Judged) -> str:
@@ -93,12 +91,6 @@ def test_a_failure_of_the_runbook_itself_is_never_what_should_stop_a_machine(
     assert "HARNESS_ERROR" in {row.code.name for row in result.rows} and not result.as_expected
 
 
-def test_a_machine_that_nobody_described_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["--machine", "perpetuum_mobile"])
-    assert "invalid choice: 'perpetuum_mobile'" in capsys.readouterr().err
-
-
 def test_the_page_has_every_machine_and_its_rows() -> None:
     rows = lines_of_the_page()
     assert list(rows) == [machine.name for machine in MACHINES]
@@ -107,14 +99,6 @@ def test_the_page_has_every_machine_and_its_rows() -> None:
         assert row[1:4] == [machine.profile, machine.story, should(machine)]
         assert (row[4] == "GO") == (not machine.stopped_by)
         assert set(machine.stopped_by) <= set(re.split(", ", row[5]))
-
-
-def test_there_are_enough_sick_machines_and_their_rows_exist() -> None:
-    assert len(SICK) >= 25 and len(BY_NAME) == len(MACHINES)
-    assert not any(machine.stopped_by for machine in (*HEALTHY, *OTHER_ANSWERS))
-    for machine in SICK:
-        assert machine.stopped_by
-        assert set(machine.stopped_by) <= set(load_profile(machine.profile).required), machine.name
 
 
 READERS = "folder", "machine", "engine", "launch"

@@ -36,11 +36,17 @@ from runbook.folder.facts import (
     other_work,
     variable_facts,
 )
-from runbook.folder.integrity import DamagedRunError, check_digests, earlier_runs, go_record
 from runbook.folder.launch.documents import read_json_object
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.shapes import DEVICES, ENV, Fields, shaped
-from runbook.folder.manifest import record_bytes, record_text
+from runbook.folder.manifest import (
+    DamagedRunError,
+    check_digests,
+    earlier_runs,
+    go_record,
+    record_bytes,
+    record_text,
+)
 from runbook.launch.command import resolve_config
 from runbook.machine.identity import CODE, code_digest, identity
 from runbook.records import LaunchEntry, RunRecord

@@ -20,7 +20,7 @@ from runbook.config.settings import Settings
 from runbook.engine import earlier
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError, choice_for
-from runbook.folder import integrity
+from runbook.folder import manifest
 from runbook.launch.command import resolve_config
 from runbook.records import RunRecord, Verdict
 
@@ -67,21 +67,21 @@ def find_standing(
     """
     wanted = [earlier.launch_of(profile, settings, phase) for phase in needing or (None,)]
     left_out: dict[str, str] = {}
-    for folder in integrity.earlier_runs(out, left_out):
+    for folder in manifest.earlier_runs(out, left_out):
         try:
-            document = integrity.run_document(folder)
-        except integrity.DamagedRunError as error:
+            document = manifest.run_document(folder)
+        except manifest.DamagedRunError as error:
             # It is newer than any GO behind it, and nobody knows whether it was a NO-GO.
             return Standing(left_out={**left_out, folder.name: str(error)})
         except (RunbookError, OSError) as error:
             left_out[folder.name] = str(error)
             continue
         try:
-            if not integrity.is_go(document):
+            if not manifest.is_go(document):
                 if why := _refused(folder, document, profile, wanted):
                     return Standing(left_out={**left_out, folder.name: why})
                 continue
-            record = integrity.valid_record(document)
+            record = manifest.valid_record(document)
             if _launched(record):
                 continue
             parameters = _check(folder, record, profile, wanted, steps_scale)
@@ -107,11 +107,11 @@ def require_standing(setup: Setup, out: Path, done: Container[str]) -> None:
         return
     run_id, _, said = profile.plan.go.partition(": ")
     try:
-        record = integrity.go_record(out / run_id)
+        record = manifest.go_record(out / run_id)
         if record is None:
-            raise integrity.DamagedRunError("it is gone, or no longer a GO")
+            raise manifest.DamagedRunError("it is gone, or no longer a GO")
         if record.said != said:
-            raise integrity.DamagedRunError(f"it says {record.said} now, and said {said}")
+            raise manifest.DamagedRunError(f"it says {record.said} now, and said {said}")
         _verify(out / run_id)
     except (RunbookError, OSError) as error:
         raise UsageError(
@@ -132,7 +132,7 @@ def _refused(
 ) -> str:
     """In words that the run was NO-GO for what is wanted; empty if it was not."""
     try:
-        record = integrity.valid_record(document)
+        record = manifest.valid_record(document)
     except RunbookError:
         return ""
     if record.verdict is not Verdict.NO_GO or _launched(record):
@@ -177,7 +177,7 @@ def _verify(folder: Path) -> None:
     """Raise `DamagedRunError` unless all is as the run wrote it, and gives its numbers again."""
     if found := verify_run(folder).differences:
         more = f" (and {len(found) - 1} more; runbook verify tells them)" if found[1:] else ""
-        raise integrity.DamagedRunError(f"{found[0]}{more}")
+        raise manifest.DamagedRunError(f"{found[0]}{more}")
 
 
 def planned_profile(

@@ -18,8 +18,8 @@ from nsa.contract import TRAINING_CSV
 from runbook.config.profile import Profile
 from runbook.engine.earlier import ground_of
 from runbook.errors import RunbookError
-from runbook.folder.integrity import go_record
 from runbook.folder.launch.evidence import read_training_csv
+from runbook.folder.manifest import go_record
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, PhaseRecord
 from runbook.records.events import Forecast, Pulse
@@ -77,44 +77,35 @@ def too_long(launch: Launch, seconds: float) -> str:
 
 
 class Estimate(NamedTuple):
-    """Seconds, if anything is known, and in words where they come from."""
+    """Seconds of a launch, if anything is known, and in words where they come from.
+
+    `rough`: nobody measured them here.
+    """
 
     seconds: float | None
     text: str
-
-
-class Expected(NamedTuple):
-    """Seconds of a launch, in words where they come from; `rough`: nobody measured them here."""
-
-    seconds: float
-    source: str
     rough: bool = False
 
 
 def estimate(launch: Launch, profile: Profile, pace: Pace | None) -> Estimate:
     """The estimate of a launch before the run, never above its time limit."""
-    found = expect(launch, profile, pace)
-    if found is None:
+    seconds, source, rough = expect(launch, profile, pace)
+    if seconds is None:
         told_by_go = profile.plan and launch.kind == "trainer"
         way = " (the rate of a GO tells it)" if told_by_go else ""
         return Estimate(None, f"duration not known yet{way}")
-    seconds, source, _ = found
-    text = f"about {duration_text(seconds)} ({source})"
-    if seconds > launch.timeout_s:
-        text = f"{too_long(launch, seconds)} ({source})"
-    return Estimate(min(seconds, launch.timeout_s), text)
+    text = too_long(launch, seconds) or f"about {duration_text(seconds)}"
+    return Estimate(min(seconds, launch.timeout_s), f"{text} ({source})", rough)
 
 
-def expect(launch: Launch, profile: Profile, pace: Pace | None) -> Expected | None:
-    """What is expected of a launch by that pace, else by its profile; None where none tells."""
-    settings = profile.phases.get(launch.phase)
+def expect(launch: Launch, profile: Profile, pace: Pace | None) -> Estimate:
+    """What is expected of a launch by that pace, else by its profile."""
     if pace and (seconds := forecast(launch, pace, profile)) is not None:
         start = duration_text(pace.startup_s)
-        return Expected(seconds, f"{pace} and {start} of start-up, {pace.source}")
-    if settings is None or not settings.typical_s:
-        return None
-    source = "the profile's estimate for its own step counts"
-    return Expected(settings.typical_s, source, rough=True)
+        return Estimate(seconds, f"{pace} and {start} of start-up, {pace.source}")
+    settings = profile.phases.get(launch.phase)
+    typical_s = settings.typical_s if settings else None
+    return Estimate(typical_s, "the profile's estimate for its own step counts", rough=True)
 
 
 # The first steps allocate, compile and rebuild buckets.
@@ -161,8 +152,6 @@ _FEWEST_STEPS = 5
 _LEAST_S = 1.0
 _TELL_EVERY_S = 1.0
 
-_Key = tuple[str, str]
-
 
 class Forecaster(Observer):
     """Passes every event on, and adds `run_forecast` and notes.
@@ -188,7 +177,6 @@ class Forecaster(Observer):
         self._left = {(launch.phase, launch.name): launch for launch in planned}
         self._count = max(1, len(self._left))
         self._pace, self._measured = pace, False
-        self._known: dict[_Key, Expected | None] = {}
         self._done_s, self._share, self._told_at = done_s, 0.0, -_TELL_EVERY_S
         self._run_began = clock()
         self._running: Launch | None = None
@@ -263,7 +251,6 @@ class Forecaster(Observer):
     def _take(self, launch: Launch, step_s: float) -> None:
         pace = Pace(step_s=step_s, startup_s=self._startup_s or 0.0, launch=launch)
         self._pace, self._measured = pace, True
-        self._known.clear()
         self._tell()
         for planned in self._left.values():
             seconds = forecast(planned, pace, self._profile)
@@ -272,19 +259,14 @@ class Forecaster(Observer):
 
     # -- what is told ------------------------------------------------------------------------------
 
-    def _expect(self, launch: Launch) -> Expected | None:
-        key = (launch.phase, launch.name)
-        if key not in self._known:
-            self._known[key] = expect(launch, self._profile, self._pace)
-        return self._known[key]
-
     def _tell(self) -> None:
         now = self._told_at = self._clock()
-        known = [(one, found) for one in self._left.values() if (found := self._expect(one))]
-        unknown = len(self._left) - len(known)
-        left_s = sum(self._still(one, found.seconds, now) for one, found in known)
+        every = [(one, expect(one, self._profile, self._pace)) for one in self._left.values()]
+        known = [(one, found) for one, found in every if found.seconds is not None]
+        unknown = len(every) - len(known)
+        left_s = sum(self._still(one, found.seconds or 0.0, now) for one, found in known)
         done_s = self._done_s + now - self._run_began
-        whole = sum(found.seconds for _, found in known)
+        whole = sum(found.seconds or 0.0 for _, found in known)
         guess = unknown * whole / len(known) if known else 0.0
         if known or not self._left:
             share = done_s / max(done_s + left_s + guess, 1e-9)
@@ -298,7 +280,7 @@ class Forecaster(Observer):
                 share=self._share,
                 left_s=left_s if known or not self._left else None,
                 unknown=unknown,
-                source=next((found.source for _, found in known), ""),
+                source=next((found.text for _, found in known), ""),
                 rough=any(found.rough for _, found in known),
             )
         )

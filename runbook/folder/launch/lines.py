@@ -23,9 +23,6 @@ from runbook.folder.launch.shapes import is_count
 _BLOCK_BYTES = 4 << 20
 # What a rank says at its end is the longest of all lines, and takes some hundred kilobytes.
 LONGEST_LINE = 16 << 20
-# What a parser needs for a block and gives back. The C library returns freed memory to the system,
-# to be cleared again for the next block, until something larger was freed: then it keeps that much.
-_WORKING_BYTES = 24 << 20
 _TAIL_BYTES = 1 << 20
 _LONGEST_TAIL_LINE = 1 << 20
 _HEAD_BYTES = 256
@@ -60,7 +57,6 @@ class WholeLines:
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[bytes]:
-        bytearray(_WORKING_BYTES)
         buffer, kept = bytearray(2 * _BLOCK_BYTES), 0
         left, lost = LARGEST_LOG_BYTES, 0
         with self._path.open("rb", buffering=0) as stream:
@@ -160,35 +156,22 @@ class LineTail:
 class TableTail:
     """Rows of a growing CSV file as text by column; unreadable rows are left out.
 
-    `headerless` names the columns of the older form without a header. A reader that decides from
-    these rows must be content with what it can read: damage is the judge's business.
+    A reader that decides from these rows must be content with what it can read: damage is the
+    judge's business.
     """
 
-    def __init__(self, path: Path, *, headerless: tuple[str, ...] = ()) -> None:
-        self._tail = LineTail(path)
-        self._headerless = headerless
+    def __init__(self, path: Path) -> None:
+        self._tail, self.path = LineTail(path), path
         self._columns: tuple[str, ...] = ()
-        self.path = path
 
     def rows(self) -> Iterator[dict[str, str]]:
         """New whole rows."""
         for line in self._tail.lines():
-            row = self._row(line)
-            if row is not None:
-                yield row
-
-    def _row(self, line: bytes) -> dict[str, str] | None:
-        if b"\0" in line:
-            return None
-        fields = tuple(line.decode("utf-8", "replace").strip("\r\ufeff").split(","))
-        if fields[0] == "step":
-            self._columns = fields
-            return None
-        if not self._columns and len(fields) == len(self._headerless):
-            self._columns = self._headerless
-        if len(fields) != len(self._columns):
-            return None
-        return dict(zip(self._columns, fields, strict=True))
+            fields = tuple(line.decode("utf-8", "replace").strip("\r\ufeff").split(","))
+            if fields[0] == "step":
+                self._columns = fields
+            elif b"\0" not in line and len(fields) == len(self._columns):
+                yield dict(zip(self._columns, fields, strict=True))
 
 
 STEPPING = frozenset({Event.STEP_START, Event.STEP_END, Event.PROGRESS})

@@ -6,8 +6,8 @@ them readable. pandas alone would take a torn `60,...,1` for one token per secon
 
 from __future__ import annotations
 
-import csv
-import io
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,9 @@ from runbook.folder.launch.lines import WholeLines
 from runbook.records.evidence import RowFile
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
 
 
-_NEWLINE, _COMMA = 10, 44
-_NOT_A_NUMBER = ("", "nan", "NaN", "-nan", "-NaN", "NAN")
 _LARGEST_EXACT = float(2**53)
 
 
@@ -68,13 +64,31 @@ class _Reader:
         self.unreadable = ""
 
     def feed(self, block: bytes) -> None:
-        """Take whole lines."""
+        """Take whole lines; a row that cannot be read is counted and dropped."""
+        import pandas as pd
+
         if not self.columns and not self.unreadable:
             block = self._take_header(block)
         if self.unreadable or not block:
             return
-        frame = self._fast(block)
-        self.frames.append(self._slow(block) if frame is None else frame)
+        wanted, header = self._wanted(), ",".join(self.columns)
+        readers = [(self.columns.index(name), self._reader(name)) for name in wanted]
+        rows: list[list[float | str]] = []
+        for line in block.decode("utf-8", "replace").split("\n")[:-1]:
+            text = line.rstrip("\r")
+            fields = text.split(",")
+            if "\0" in text:
+                self.nul_rows += 1
+            elif text == header:
+                self.headers_again += 1
+            elif len(fields) != len(self.columns):
+                self.bad_rows += 1
+            else:
+                try:
+                    rows.append([read(fields[place]) for place, read in readers])
+                except ValueError:
+                    self.bad_rows += 1
+        self.frames.append(pd.DataFrame(dict(zip(wanted, zip(*rows, strict=True), strict=False))))
 
     def _take_header(self, block: bytes) -> bytes:
         line, _, rest = block.partition(b"\n")
@@ -88,7 +102,7 @@ class _Reader:
             elif self.spec.complete and (lacking := set(self.spec.columns) - set(names)):
                 self.unreadable = f"the header lacks: {', '.join(sorted(lacking))}"
             return rest
-        if len(names) == len(self.spec.headerless) and is_number(names[0]):
+        if len(names) == len(self.spec.headerless) and _is_number(names[0]):
             self.columns, self.legacy = self.spec.headerless, True
             return block
         self.unreadable = (
@@ -99,81 +113,13 @@ class _Reader:
     def _wanted(self) -> list[str]:
         return [name for name in self.spec.columns if name in self.columns]
 
-    def _fast(self, block: bytes) -> pd.DataFrame | None:
-        """The whole block through the C parser, or None if any row of it needs a closer look."""
-        import numpy as np
-        import pandas as pd
-
-        if b"\0" in block or not _all_plain(block, len(self.columns), self.spec.key):
-            return None
-        wanted = self._wanted()
-        numbers = [name for name in wanted if name not in self.spec.text]
-        options: dict[str, Any] = {
-            "header": None,
-            "names": list(self.columns),
-            "usecols": wanted,
-            "dtype": {name: np.float64 if name in numbers else str for name in wanted},
-            "keep_default_na": False,
-            "quoting": csv.QUOTE_NONE,
-            "skip_blank_lines": False,
-            "low_memory": False,
-        }
-        words = dict.fromkeys(numbers, _NOT_A_NUMBER)
-        try:
-            frame: pd.DataFrame = pd.read_csv(io.BytesIO(block), na_values=words, **options)
-        except ValueError:
-            return None
-        for name in wanted:
-            if name in self.spec.filled and bool(frame[name].isna().any()):
-                return None
-            if name in self.spec.whole and not _all_whole(frame[name].to_numpy()):
-                return None
-        return frame
-
-    def _slow(self, block: bytes) -> pd.DataFrame:
-        """Row by row; a row that cannot be read is counted and dropped."""
-        import pandas as pd
-
-        header = ",".join(self.columns)
-        rows: list[list[float | str]] = []
-        for raw in block.split(b"\n")[:-1]:
-            if b"\0" in raw:
-                self.nul_rows += 1
-                continue
-            text = raw.decode("utf-8", "replace").rstrip("\r")
-            if text == header:
-                self.headers_again += 1
-                continue
-            row = self._row(text)
-            if row is None:
-                self.bad_rows += 1
-            else:
-                rows.append(row)
-        return pd.DataFrame(rows, columns=self._wanted())
-
-    def _row(self, text: str) -> list[float | str] | None:
-        import numpy as np
-
-        fields = text.split(",")
-        if len(fields) != len(self.columns):
-            return None
-        by_name = dict(zip(self.columns, fields, strict=True))
-        row: list[float | str] = []
-        for name in self._wanted():
-            value = by_name[name].strip()
-            if name in self.spec.text:
-                row.append(by_name[name])
-                continue
-            if value == "" and name not in self.spec.filled | self.spec.whole:
-                row.append(float("nan"))
-                continue
-            if not is_number(value):
-                return None
-            number = float(value)
-            if name in self.spec.whole and not _all_whole(np.array([number])):
-                return None
-            row.append(number)
-        return row
+    def _reader(self, name: str) -> Callable[[str], float | str]:
+        """What makes a cell of this column a value, or raises ValueError."""
+        if name in self.spec.text:
+            return str
+        if name in self.spec.whole:
+            return _whole
+        return _number if name in self.spec.filled else _number_or_nothing
 
     def damage(self) -> list[str]:
         """What is wrong with the rows that were taken."""
@@ -218,36 +164,28 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
     )
 
 
-def _all_plain(block: bytes, columns: int, key: str) -> bool:
-    """Whether every line has so many fields, and none may be the header again."""
-    import numpy as np
-
-    data = np.frombuffer(block, dtype=np.uint8)
-    marks = np.flatnonzero((data == _COMMA) | (data == _NEWLINE))
-    if len(marks) % columns:
-        return False
-    ends = marks[columns - 1 :: columns]
-    said = data[marks].reshape(-1, columns) == _NEWLINE
-    if not said[:, -1].all() or said[:, :-1].any():
-        return False
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    return not (data[starts] == ord(key[0])).any()
+def _number(cell: str) -> float:
+    """The number in a cell, NaN and infinities included. Raises ValueError."""
+    if "_" in cell:  # Python reads 1_000 as a number; no trainer writes that
+        raise ValueError(cell)
+    return float(cell)
 
 
-def _all_whole(values: npt.NDArray[np.float64]) -> bool:
+def _number_or_nothing(cell: str) -> float:
+    return math.nan if not cell or cell.isspace() else _number(cell)
+
+
+def _whole(cell: str) -> float:
     """Finite, without a fraction, and small enough to be exact in a float64."""
-    import numpy as np
+    number = _number(cell)
+    if not (abs(number) <= _LARGEST_EXACT and number.is_integer()):
+        raise ValueError(cell)
+    return number
 
-    good = np.isfinite(values) & (np.abs(values) <= _LARGEST_EXACT)
-    return bool(np.all(good)) and bool(np.all(values == np.floor(values)))
 
-
-def is_number(text: str) -> bool:
-    """Whether a cell holds a number, NaN and infinities included."""
-    if "_" in text:  # Python reads 1_000 as a number; no trainer writes that
-        return False
+def _is_number(cell: str) -> bool:
     try:
-        float(text)
+        _number(cell)
     except ValueError:
         return False
     return True

@@ -17,7 +17,6 @@ from pathlib import Path
 from nsa.contract import GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, Event
 from runbook.files import utc_text, write_atomic
 from runbook.folder import ANOMALIES_JSONL, ANOMALY_TYPE
-from runbook.folder.launch.evidence import LEGACY_COLUMNS
 from runbook.folder.launch.lines import LineTail, TableTail, parse_heartbeat
 from runbook.launch.watch.watchdog import Thresholds
 
@@ -292,7 +291,7 @@ class Readings:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._table = TableTail(run_dir / TRAINING_CSV, headerless=LEGACY_COLUMNS)
+        self._table = TableTail(run_dir / TRAINING_CSV)
         self._beats = LineTail(run_dir / HEARTBEATS.name(0))
         self._memory: str | None = None
         self._told = 0.0

@@ -16,7 +16,6 @@ from pathlib import Path
 from nsa.contract import CHECKPOINTS_DIR, ENOUGH_FILE, TRAINING_CSV, VAL_CSV, Event
 from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch.documents import RESOURCES
-from runbook.folder.launch.evidence import LEGACY_COLUMNS
 from runbook.folder.launch.lines import TableTail
 from runbook.launch.observer import Observer
 from runbook.launch.watch.detectors import Monitor, step_of
@@ -149,9 +148,7 @@ class LateRows:
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._tails = {
-            name: TableTail(run_dir / name, headerless=LEGACY_COLUMNS) for name in _TOLD_BY
-        }
+        self._tails = {name: TableTail(run_dir / name) for name in _TOLD_BY}
         self._newest = dict.fromkeys(_TOLD_BY, 0.0)
 
     def look(self, rank: RankState) -> None:

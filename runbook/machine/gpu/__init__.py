@@ -120,7 +120,7 @@ def profile_for(cards: Sequence[tuple[str, int | None]]) -> tuple[str, str]:
     Raises UsageError for cards that no shipped profile has limits for.
     """
     # The models of profiles: `runbook` alone has no use for them where there is no GPU.
-    from runbook.config.machines import seen_as
+    from runbook.config.load import seen_as
 
     names = [name for name, _ in cards]
     seen = f"{len(names)} x {names[0]}" if len(set(names)) == 1 else " + ".join(names)

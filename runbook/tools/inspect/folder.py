@@ -14,8 +14,7 @@ from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
 from runbook.folder.launch.lines import heartbeat_files, whole_number
-from runbook.folder.launch.rank_lines import RankLines
-from runbook.folder.launch.rank_log import rank_log
+from runbook.folder.launch.rank_log import RankLines, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
 from runbook.records import LaunchResult, RankExit, Stop
