@@ -150,12 +150,6 @@ def test_a_stall_is_tried_once_more_on_another_port_and_recorded(tmp_path: Path)
     assert again["attempt"] == 2
 
 
-def test_two_stalls_are_a_hang(tmp_path: Path) -> None:
-    result = run(fake_launch("--fault", "hang"), tmp_path, retry=True)
-    assert (result.status, result.attempts) == (LaunchStatus.HUNG, 2)
-    assert "attempt 1: hang" in result.cause and "attempt 2: hang" in result.cause
-
-
 @pytest.mark.parametrize(
     ("fault", "attempts"), [("nccl", 2), ("watchdog", 2), ("nan", 1), ("raise", 1), ("oom", 1)]
 )
@@ -214,15 +208,3 @@ def test_a_healthy_run_leaves_nothing_outside_its_folder(
     ]
     assert {rank.param_hash for rank in evidence.ranks} != {None}
     assert len({rank.param_hash for rank in evidence.ranks}) == 1
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_a_refusal_that_only_the_console_knows_is_quoted(tmp_path: Path) -> None:
-    """There is no heartbeat yet."""
-    launch = bundled(5)
-    asked = launch.model_copy(update={"argv": (*launch.argv, "--set", "train.seq_lenn=4")})
-    result = run_launch(asked, LaunchOptions(run_root=tmp_path, observer=Observer()))
-    assert (result.status, result.attempts) == (LaunchStatus.CONFIG_ERROR, 1)
-    told = "this launch cannot start: 1 problem(s) - --set (train.seq_lenn)"
-    assert result.cause.startswith(told), result.cause

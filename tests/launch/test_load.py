@@ -85,13 +85,6 @@ def test_our_own_work_is_not_that_of_others(tmp_path: Path) -> None:
     assert document["total_s"] > 0 and document["problem"] == ""
 
 
-def test_several_launches_are_one_load_and_nothing_is_none() -> None:
-    quiet = {"problem": "", "cpus": 2, "total_s": 60.0, "others_s": 0.0, "steal_s": 0.0}
-    busy = quiet | {"total_s": 20.0, "others_s": 8.0, "steal_s": 4.0, "load_after": [3.0, 2.0, 1.0]}
-    assert load_of([quiet, None, busy]) == Load(cpus=2, others=0.1, steal=0.05, highest=3.0)
-    assert load_of([]) is load_of([None]) is load_of([{"problem": "none"}]) is None
-
-
 def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path: Path) -> None:
     folder = tmp_path / "launch"
     folder.mkdir()

@@ -12,7 +12,6 @@ import pytest
 
 from runbook.accounts.tables import written_account
 from runbook.launch.end import rank_exits
-from runbook.launch.nodes.ranks import OwnRanks
 from runbook.launch.observer import Observer
 from runbook.launch.watch import LOOKS_PER_S, RankWatch
 from runbook.launch.watch.live_status import LiveStatus
@@ -63,19 +62,6 @@ def test_more_ranks_are_not_more_looks_in_a_second(
     # The look in whose interval the time ended counts too.
     assert len(opened) <= LOOKS_PER_S * (time.monotonic() - began) + ranks
     assert len(opened) >= ranks, "each was looked at"
-
-
-def test_what_a_rank_of_another_node_says_is_read_once(tmp_path: Path, opened: list[str]) -> None:
-    """No process of this machine has that number, as on the node of another agent."""
-    watch = OwnRanks(tmp_path, TOKEN, time.monotonic(), node_token="n")
-    say(tmp_path, RANKS, 1, pid=2**22 + 1)
-    watch.update()
-    opened.clear()
-    say(tmp_path, RANKS, 2, pid=2**22 + 1)
-    opened.clear()
-    watch.update()
-    assert opened == []
-    assert {state.pid for state in watch.ranks.values()} == {None}
 
 
 def test_a_rank_waits_for_another_slow_one_and_not_for_itself() -> None:

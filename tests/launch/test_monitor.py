@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.launch.watch.detectors import GATES, STEPS, Anomaly, Detectors, Monitor, record_anomaly
+from runbook.launch.watch.detectors import GATES, STEPS, Detectors, Monitor
 from runbook.launch.watch.watchdog import Thresholds
 from tests.factory import files
 
@@ -41,33 +41,10 @@ def test_monitor_halts_with_the_first_reason(tmp_path: Path) -> None:
     assert monitor.look() == []
 
 
-def test_halt_0_only_tells(tmp_path: Path) -> None:
-    record_anomaly(tmp_path, Anomaly(kind="loss_spike", text="x"), halt=False)
-    assert (tmp_path / ".anomaly_type").exists() and not (tmp_path / ".HALT").exists()
-
-
 _GATES = (
     "step,entropy,max_gate,entropy_mean,max_gate_mean,"
     "share_cmp,share_sel,share_win,sel_blocks_mean,sel_forced_share\n"
 )
-
-
-def test_one_layer_that_has_settled_on_a_branch_is_written_down_and_halts_nothing(
-    tmp_path: Path,
-) -> None:
-    alone = "".join(f"{step},0.01,0.99,0.8,0.45,,,,,\n" for step in (5, 10, 15, 20))
-    (tmp_path / "gates.csv").write_text(_GATES + alone)
-    monitor = Monitor(tmp_path, Thresholds())
-    (anomaly,) = monitor.look_and_record()
-    assert (anomaly.kind, anomaly.step, anomaly.halts) == ("layer_collapse", 15, False)
-    assert "layer_collapse" in (tmp_path / "anomalies.jsonl").read_text()
-    assert not (tmp_path / ".HALT").exists() and not (tmp_path / ".anomaly_type").exists()
-    all_of_them = "".join(f"{step},0.01,0.99,0.1,0.95,,,,,\n" for step in (25, 30, 35))
-    with (tmp_path / "gates.csv").open("a") as table:
-        table.write(all_of_them)
-    assert [found.kind for found in monitor.look_and_record()] == ["gate_collapse"]
-    assert (tmp_path / ".HALT").read_text().startswith("gate_collapse: 3 readings in a row")
-    assert (tmp_path / ".anomaly_type").read_text() == (tmp_path / ".HALT").read_text()
 
 
 def beats(*rows: dict[str, object]) -> str:
@@ -140,11 +117,6 @@ def rows(count: int, start: int = 1, **columns: object) -> list[dict[str, str]]:
 def kinds(readings: Iterable[Mapping[str, str]], limits: Thresholds | None = None) -> list[str]:
     detectors = Detectors(STEPS, limits or Thresholds())
     return [anomaly.kind for row in readings for anomaly in detectors.feed(row)]
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
-def test_a_loss_that_is_no_number(value: str) -> None:
-    assert kinds([*rows(5), *rows(1, 6, loss=value)]) == ["nonfinite_loss"]
 
 
 def test_a_spike_is_told_from_noise() -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-from pathlib import Path
-
 import pytest
 
 from runbook.errors import UsageError
@@ -15,10 +10,8 @@ from runbook.launch import Budgets
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Watchdog, blame
-from runbook.records import Launch
 from runbook.records.events import Pulse
-from tests.launch.helpers import At, fake_launch, rank, run
-from tests.shared import crowded
+from tests.launch.helpers import fake_launch, rank
 
 
 def test_budgets_depend_on_what_a_rank_does() -> None:
@@ -135,33 +128,3 @@ def test_a_rank_that_ended_is_not_alive() -> None:
     ended = rank(1, age=60.0)
     ended.exit = Exit(code=0, reason="", steps_done=None)
     assert pulse_of([heard(0, age=0.1, pause=0.3), ended], wanted=2, now=NOW).alive == 1
-
-
-class Stopper(At):
-    """Stops rank 1 after some steps, and lets it go on once it is told to be silent."""
-
-    def __init__(self, run_dir: Path) -> None:
-        super().__init__(20, lambda _: self.signal(signal.SIGSTOP))
-        self.run_dir, self.pulses = run_dir, list[Pulse]()
-
-    def signal(self, number: int) -> None:
-        first = (self.run_dir / "heartbeat_rank1.jsonl").read_text().partition("\n")[0]
-        os.kill(json.loads(first)["pid"], number)
-
-    def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
-        self.pulses.append(pulse)
-        if pulse.silent and self.done:
-            self.signal(signal.SIGCONT)
-
-
-def test_a_rank_that_is_stopped_is_named_long_before_the_watchdog_acts(tmp_path: Path) -> None:
-    launch = fake_launch("--dt", "0.1", steps=60)
-    observer = Stopper(tmp_path / launch.run_dir)
-    result = run(launch, tmp_path, observer=observer, budgets=None)
-    assert result.ok, "it went on and finished"
-    silent = [pulse for pulse in observer.pulses if pulse.silent]
-    assert silent and silent[0].silent[0].rank == 1
-    assert silent[0].silent[0].state == "stopped"
-    assert 2.0 < silent[0].silent[0].silent_s < crowded(10.0)
-    assert (silent[0].alive, silent[0].wanted) == (2, 2)
-    assert observer.pulses[0].busy in ("", "init", "first_step"), "told before the first step ends"

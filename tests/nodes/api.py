@@ -23,7 +23,6 @@ KINDS = {
     "jobs": ("batch/v1", "Job"),
     "pods": ("v1", "Pod"),
     "services": ("v1", "Service"),
-    "events": ("v1", "Event"),
     "nodes": ("v1", "Node"),
     "persistentvolumeclaims": ("v1", "PersistentVolumeClaim"),
 }

@@ -15,7 +15,6 @@ import pytest
 
 from runbook.engine.verify import verify_run
 from runbook.folder import run_folders
-from runbook.process.reaper import carriers
 from tests.cli.shell import runbook
 from tests.nodes.helpers import processes_of
 from tests.nodes.slurm import Cluster
@@ -122,52 +121,3 @@ def test_the_slow_one_of_eight_nodes_is_found_and_taken_out(
     states = dict(zip(eight_nodes.names, eight_nodes.states(), strict=True))
     assert [name for name, state in states.items() if state.startswith("drain")] == [SICK]
     eight_nodes.tool("scontrol", "update", f"nodename={SICK}", "state=resume")
-
-
-FOUR = """
-extends: cpu
-name: four
-title: 4 gloo ranks on CPUs
-ranks: 4
-workload: {global_batch: 4}
-phases:
-  baseline: {launches: 1, steps: 12, config_overrides: {train.batch_size: 4}}
-  single_gpu: {launches: 1, steps: 12, config_overrides: {train.batch_size: 4}}
-"""
-
-
-def test_all_nodes_and_one_run_with_their_ranks(
-    slurm_with: Callable[[int], Cluster], tmp_path: Path
-) -> None:
-    four_nodes = slurm_with(4)
-    (tmp_path / "four.yaml").write_text(FOUR)
-    words = ("--profile", "four.yaml", "--launcher", "slurm", "--nodes", "4")
-    done = runbook(
-        "run", "--phase", "baseline,single_gpu", *words, cwd=tmp_path, **four_nodes.environment
-    )
-    (run_root,) = run_folders(tmp_path / "artifacts")
-    record = json.loads((run_root / "run.json").read_text())
-    checks = {check["id"]: check for phase in record["phases"] for check in phase["checks"]}
-    wrong = [
-        f"{check['id']}: {check['reason']}"
-        for check in checks.values()
-        if check["outcome"] not in ("PASS", "SKIPPED")
-    ]
-    assert not wrong, done.err
-
-    entries = [entry for phase in record["phases"] for entry in phase["launches"]]
-    for entry in entries:
-        assert carriers(entry["result"]["run_token"]) == []
-    ran = {entry["launch"]["run_dir"]: run_root / entry["launch"]["run_dir"] for entry in entries}
-    kept = json.loads((run_root / "slurm_nodes.json").read_text())["nodes"]
-    assert sorted(kept) == list(four_nodes.names)
-    for name, nodes, ranks in (("baseline/run1", 4, 4), ("single_gpu/run1", 1, 1)):
-        env = json.loads((ran[name] / "env.json").read_text())
-        assert (env["nodes"], env["world_size"]) == (nodes, ranks)
-        assert sorted(path.name for path in (ran[name] / "nodes").iterdir()) == kept[:nodes]
-    assert len(ran) == 2
-
-    scaling = checks["single_gpu.scaling"]
-    assert (scaling["outcome"], scaling["code"]) == ("SKIPPED", "not_gated")
-    assert scaling["reason"].endswith("measured: one rank on 1 node and 4 ranks on 4")
-    assert verify_run(run_root).differences == ()
