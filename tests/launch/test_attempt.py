@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
 
-from runbook.config import registry
-from runbook.config.profile import Profile
-from runbook.config.setup import RunOptions
-from runbook.engine.plan.prepare import prepare
-from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.evidence import read_launch, read_training_csv
-from runbook.launch import LaunchOptions, adopt_launch, launcher_api, run_launch
+from runbook.launch import LaunchOptions, adopt_launch, run_launch
 from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Host, Local, LocalRun
 from runbook.launch.observer import Observer
@@ -134,44 +128,6 @@ def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path
     result = run(fake_launch(steps=20), tmp_path, observer=At(3, prod))
     assert prodded
     assert (result.status, result.cause) == (LaunchStatus.COMPLETED, "")
-
-
-GROUP = launcher_api.GROUP
-
-
-class Elsewhere(Local):
-    """Another package's launcher, which knows nothing of accounts."""
-
-    here = False
-    reads = ("--account",)
-
-    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
-        return [f"no account is needed for {profile.name}"] if options.account else []
-
-
-@pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = launcher_api.installed(GROUP)
-    more = EntryPoint("elsewhere", f"{__name__}:Elsewhere", GROUP)
-    monkeypatch.setattr(EntryPoint, "load", lambda one: Elsewhere if one is more else _load(one))
-    for module in (launcher_api, registry):
-        monkeypatch.setattr(module, "installed", lambda _group: (*found, more))
-
-
-_load = EntryPoint.load
-
-
-def asked(**options: str) -> RunOptions:
-    return RunOptions(phases="preflight", profile="cpu", **options)  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("installed")
-def test_another_package_adds_one() -> None:
-    assert launcher_api.launcher("elsewhere").here is False
-    with pytest.raises(UsageError, match=r"--account is for --launcher (\w+\|)*slurm\|elsewhere"):
-        prepare(asked(account="me"))
-    with pytest.raises(UsageError, match="no account is needed for cpu"):
-        prepare(asked(launcher="elsewhere", account="me"))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ import pytest
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
 from runbook.launch.observer import Observer
-from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.factory import records
-from tests.launch.helpers import At, fake_launch, harness, run
+from tests.launch.helpers import At, fake_launch, run
 from tests.shared import crowded
 
 
@@ -157,25 +156,6 @@ def test_only_stalls_and_communication_failures_are_tried_again(
     tmp_path: Path, fault: str, attempts: int
 ) -> None:
     assert run(fake_launch("--fault", fault), tmp_path, retry=True).attempts == attempts
-
-
-@pytest.mark.parametrize("alive", [0, 2, 4])
-def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, alive: int) -> None:
-    """Killed before anything, in the middle, or after all runs: starter, two ranks, grandchild."""
-    launch = fake_launch("--grandchild", "--deaf", steps=100_000)
-    started = harness(launch, tmp_path, budgets="default")
-    document = tmp_path / launch.run_dir / "launch.json"
-    while not document.exists():
-        time.sleep(0.01)
-    token = json.loads(document.read_text())["run_token"]
-    while len(carriers(token)) < alive:
-        time.sleep(0.01)
-    started.kill()
-    started.wait()
-    deadline = time.monotonic() + 3
-    while carriers(token) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert carriers(token) == []
 
 
 # The bundled trainer under torchrun: the same promises on the real process tree.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -23,7 +22,6 @@ from runbook.machine.gpu import devices as counters
 from runbook.machine.gpu.devices import AFTER, BEFORE, gpu_samples, write_devices
 from tests.factory.programs import first_on_path, program
 from tests.launch.helpers import fake_launch, run
-from tests.shared import crowded
 
 
 def until_lines(path: Path, count: int) -> None:
@@ -131,18 +129,6 @@ def test_nvidia_smi_is_asked_and_its_answer_kept(
     assert found["remap_pending"] == 0 and found["pcie_replays"] == 0
     assert "<nvidia_smi_log>" in (tmp_path / "nvidia_smi_before.xml").read_text()
     assert written(tmp_path, AFTER)["gpus"] == document["gpus"]
-
-
-def test_a_driver_that_hangs_ends_with_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvidia_smi(tmp_path / "bin", monkeypatch, FIXTURES / "a100x2_pcie4.xml")
-    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 30\n")
-    began = time.monotonic()
-    assert write_devices(tmp_path, AFTER, {}, hurry=True) == ()
-    assert time.monotonic() - began < crowded(8)
-    document = json.loads((tmp_path / "devices_after.json").read_text())
-    assert "no answer within 2 s" in document["problem"] and document["source"] == ""
 
 
 @pytest.mark.gpu

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from runbook.errors import UsageError
-from runbook.folder.launch.lines import Exit
 from runbook.launch import Budgets
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
@@ -22,11 +20,6 @@ def test_budgets_depend_on_what_a_rank_does() -> None:
     assert Budgets.for_launch(fake_launch(timeout_s=1200)).step_s == 180
 
 
-def test_a_stall_time_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(UsageError, match="NSA_WATCH_HEARTBEAT_STALL_S"):
-        Budgets.for_launch(fake_launch(env={"NSA_WATCH_HEARTBEAT_STALL_S": "soon"}))
-
-
 @pytest.mark.parametrize(
     ("ranks", "states", "culprit"),
     [
@@ -40,6 +33,12 @@ def test_a_stall_time_that_cannot_be_read_is_refused() -> None:
 )
 def test_who_is_to_blame(ranks: list[RankState], states: dict[int, str], culprit: int) -> None:
     assert blame(ranks, states).rank == culprit
+
+
+def test_who_entered_fewer_collectives_is_waited_for_where_all_have_told() -> None:
+    ranks = [rank(0, age=5), rank(1, age=4)]
+    assert blame(ranks, {}, entered={0: 40, 1: 39}).rank == 1
+    assert blame(ranks, {}, entered={1: 39}).rank == 0
 
 
 def test_a_hang_is_found_at_its_budget_and_not_before() -> None:
@@ -60,13 +59,6 @@ def test_waiting_for_a_slow_rank_is_excused_also_right_after() -> None:
     assert watchdog.find_hang([rank(0, age=0.0), rank(1, age=5)], now=1000.1) is None
     late = [rank(0, age=0.0), rank(1, age=5)]
     assert watchdog.find_hang(late, now=1003.2) is not None
-
-
-def test_a_rank_that_is_behind_is_not_excused_by_one_that_is_ahead() -> None:
-    watchdog = Watchdog(Budgets(init_s=3, first_step_s=600), wanted=2)
-    ranks = [rank(0, age=4, phase="first_step", step=1), rank(1, age=4, phase="init", step=0)]
-    hang = watchdog.find_hang(ranks, now=1000.0)
-    assert hang is not None and hang.culprit_rank == 1
 
 
 @pytest.mark.parametrize(("age", "hangs"), [(170, False), (599, False), (601, True)])
@@ -122,9 +114,3 @@ def test_nobody_is_silent_while_a_rank_is_in_something_slow() -> None:
     writing.phase_since = NOW - 12.0
     pulse = pulse_of([writing, heard(1, age=12.0, pause=0.3)], wanted=2, now=NOW)
     assert (pulse.busy, pulse.busy_s, pulse.silent) == ("checkpoint", 12.0, ())
-
-
-def test_a_rank_that_ended_is_not_alive() -> None:
-    ended = rank(1, age=60.0)
-    ended.exit = Exit(code=0, reason="", steps_done=None)
-    assert pulse_of([heard(0, age=0.1, pause=0.3), ended], wanted=2, now=NOW).alive == 1

@@ -38,14 +38,9 @@ def xml(listing: str) -> str:
         (A100 * 2, "a100x2_pcie4", "2 x NVIDIA A100 80GB PCIe"),
         (A100.replace(", 4", ", 3") * 2, "a100x2_pcie3", "generation 3"),
         (A100 + A100.replace(", 4", ", 3"), "a100x2_pcie3", "generation 3/4"),
-        ("NVIDIA H200, 5\n", "h200x1", "1 x NVIDIA H200"),
         ("NVIDIA H200, 5\n" * 2, "h200x2_nvlink", "2 x NVIDIA H200"),
-        ("NVIDIA H100 80GB HBM3, 5\n", "h100x1", "1 x NVIDIA H100"),
-        ("NVIDIA H100 80GB HBM3, 5\n" * 2, "h100x2_nvlink", "2 x NVIDIA H100"),
         ("NVIDIA A100-SXM4-80GB, 4\n" * 2, "a100x2_nvlink", "2 x NVIDIA A100-SXM4-80GB"),
         ("NVIDIA A100-SXM4-80GB, 4\n", "a100x1", "1 x NVIDIA A100"),
-        (A100, "a100x1", "1 x NVIDIA A100 80GB PCIe"),
-        (A100 * 4, "a100x4_pcie4", "4 x NVIDIA A100 80GB PCIe, PCIe generation 4"),
         ("NVIDIA A100-SXM4-40GB, 4\n" * 8, "a100_40gbx8_nvlink", "8 x NVIDIA A100-SXM4-40GB"),
         ("NVIDIA A100-PCIE-40GB, 4\n" * 2, "a100_40gbx2_pcie4", "2 x NVIDIA A100-PCIE-40GB"),
         ("NVIDIA H100 PCIe, 5\n", "h100_pciex1", "1 x NVIDIA H100 PCIe"),
@@ -72,8 +67,6 @@ def lists(folder: Path, listing: str) -> None:
     [
         (A100 * 9, "9 x NVIDIA A100"),
         ("NVIDIA GH200 480GB, 5\n", "1 x NVIDIA GH200 480GB"),
-        ("NVIDIA H200, 5\nNVIDIA H100 80GB HBM3, 5\n", "NVIDIA H200 + NVIDIA H100"),
-        ("Tesla T4, 3\n", "1 x Tesla T4"),
         ("Tesla T4, 3\nNVIDIA H200, 5\n", "Tesla T4 + NVIDIA H200"),
     ],
 )
@@ -117,9 +110,7 @@ def test_a_device_whose_driver_does_not_answer_is_refused(
     assert seen in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "other", [{"vendor": "0x1002"}, {"vendor": "0x8086"}, {"kind": "0x040300"}], ids=str
-)
+@pytest.mark.parametrize("other", [{"vendor": "0x1002"}, {"kind": "0x040300"}], ids=str)
 def test_other_devices_are_no_gpu_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, str]
 ) -> None:

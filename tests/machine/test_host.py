@@ -70,24 +70,6 @@ def test_a_held_port_is_not_free_and_names_its_owner() -> None:
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 
 
-def test_a_launched_process_is_found_by_its_token_and_told_from_a_leftover() -> None:
-    token = f"feed{os.getpid():08x}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", SLEEP],
-        env={**os.environ, "RUNBOOK_RUN_TOKEN": token},
-        stdout=subprocess.PIPE,
-    )
-    with child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        mine = [found for found in find_trainers() if found.token == token]
-        assert [found.pid for found in mine] == [child.pid]
-        assert not mine[0].orphan, "its parent, this test, is alive"
-        assert "time.sleep(60)" in str(mine[0])
-        child.kill()
-    assert not [found for found in find_trainers() if found.token == token]
-
-
 def test_a_whole_tree_belongs_to_whoever_started_its_top() -> None:
     tree = [
         Seen(pid=1, parent=0),

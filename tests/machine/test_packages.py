@@ -66,12 +66,6 @@ def test_a_path_file_that_executes_and_belongs_to_no_package_is_named(
     assert startup_code() == [str(tmp_path / "zz.pth")]
 
 
-def test_a_package_that_shadows_ours_is_the_one_that_is_told(tmp_path: Path) -> None:
-    (tmp_path / "phases").mkdir()
-    (tmp_path / "phases" / "__init__.py").write_text("")
-    assert asked("package_folders()['phases']", tmp_path) == str(tmp_path / "phases")
-
-
 def test_a_clean_checkout_that_is_not_what_runs_is_dirty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,14 +126,6 @@ def test_a_link_counts_between_visible_gpus_only() -> None:
         visible = [FOUR[index] for index in pair]
         drafts = {draft.name: draft for draft in gpu_drafts(three, links, visible=visible)}
         assert drafts["gpu.nvlink"].value is nvlink
-
-
-def test_a_card_without_mig_is_whole_and_a_silent_driver_is_not_known() -> None:
-    text = (FIXTURES / "h200x1.xml").read_text(encoding="utf-8")
-    assert parse_nvidia_smi(text).gpus[0].mig is False
-    for said, mig in (("N/A", False), ("Enabled", True), ("", None)):
-        changed = text.replace("<current_mig>Disabled", f"<current_mig>{said}")
-        assert parse_nvidia_smi(changed).gpus[0].mig is mig
 
 
 FIRST, SECOND = (f"<gpu><uuid>GPU-{one}</uuid></gpu>" for one in ("aaaa-1111", "bbbb-2222"))

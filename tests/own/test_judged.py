@@ -107,14 +107,6 @@ def test_a_loss_that_is_no_number_may_be_printed_as_0(
     assert found.outcome is outcome and said in found.reason, found.reason
 
 
-def test_a_log_without_a_pace_has_no_second_clock(tmp_path: Path) -> None:
-    log = {**LOG, "columns": {"loss": "train/loss"}}  # and no step either: rows are counted
-    profile = profile_of(tmp_path, document(log=log))
-    checks = judged(profile, launched(profile, tmp_path / "run"))
-    assert checks["accounts"].code is Reason.NEEDS_CONTRACT, checks["accounts"].reason
-    assert checks["plausible"].outcome is Outcome.PASS, checks["plausible"].reason
-
-
 @pytest.mark.parametrize(("fault", "outcome"), [("none", Outcome.PASS), ("rising", Outcome.FAIL)])
 def test_a_loss_that_rises_does_not_learn(tmp_path: Path, fault: str, outcome: Outcome) -> None:
     profile = profile_of(tmp_path, document(fault))
@@ -147,9 +139,7 @@ def test_memory_of_its_processes_that_grows_is_a_leak(
     assert check != "memory_plateau" or checks[check].code is code, checks[check].reason
 
 
-@pytest.mark.parametrize(
-    "phase", ["bucket_sweep", "sdpa_audit", "v2_parity", "nvtx", "fused_adamw"]
-)
+@pytest.mark.parametrize("phase", ["bucket_sweep", "v2_parity"])
 def test_a_phase_about_our_settings_starts_nothing_and_says_why(tmp_path: Path, phase: str) -> None:
     context = PlanContext(profile=profile_of(tmp_path, document()))
     one = registry.phases()[phase]
@@ -164,20 +154,15 @@ def test_a_phase_about_our_settings_starts_nothing_and_says_why(tmp_path: Path, 
     ("change", "said"),
     [
         ({"command": "python t.py --ranks {ranks}"}, "it holds no {steps}"),
-        ({"command": "python t.py {steps}"}, "it holds no {ranks}"),
         ({"tokens_per_step": 5}, "one of tokens_per_rank and tokens_per_step"),
         ({"env": {"NSA_NVTX": "1"}}, "NSA_NVTX cannot be set"),
-        ({"env": {"LD_PRELOAD": "x.so"}}, "LD_PRELOAD cannot be set"),
         ({"env": {"HUB": "hf_abcdefghijkl"}}, "HUB: it holds a secret"),
-        ({"env": {"HF_TOKEN": "x"}}, "HF_TOKEN is a secret by its name"),
         ({"ready": "("}, "ready is no regular expression"),
         ({"log": {"path": "/tmp/x.csv", "columns": {"loss": "l"}}}, "begins with {out}/"),
         ({"log": {"path": "{out}/../x.csv", "columns": {"loss": "l"}}}, "leaves the run directory"),
         ({"log": {"columns": {"step": "s"}}}, "loss is missing"),
-        ({"log": {"columns": {"loss": "l", "speed": "s"}}}, "unknown speed"),
         ({"log": {"pattern": "(?P<speed>.)"}}, "unknown speed"),
         ({"log": {"columns": {"loss": "l", "dt_s": "a", "dt_ms": "b"}}}, "only one of"),
-        ({"log": {"columns": {"loss": "l"}, "colums": {}}}, "trainer.log.colums: unknown key"),
         ({"heartbeats": {"path": "{out}/a.jsonl", "step": "s"}}, "{rank}"),
     ],
 )
