@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
-from runbook.folder.launch.evidence import read_launch, read_training_csv
-from runbook.launch import LaunchOptions, adopt_launch, run_launch
+from runbook.folder.launch.evidence import read_launch
+from runbook.launch import LaunchOptions, adopt_launch
 from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Host, Local, LocalRun
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, Stop
-from tests.launch.helpers import FAST, At, fake_launch, run, trainer
+from tests.launch.helpers import At, fake_launch, run, trainer
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,6 @@ def test_an_end_before_the_planned_one_is_no_good_end(tmp_path: Path) -> None:
     late = launch.model_copy(update={"stop": Stop(by="SIGTERM", steps=19)})
     result = run(late, tmp_path)
     assert (result.stopped, result.ok) == (None, False), result
-
-
-def test_every_sweep_arm_appended_to_one_training_csv(tmp_path: Path) -> None:
-    launch = fake_launch(steps=3)
-    run(launch, tmp_path)
-    with pytest.raises(FileExistsError):
-        how = LaunchOptions(run_root=tmp_path, observer=Observer(), budgets=FAST, retry=False)
-        run_launch(launch, how)
-    log = read_training_csv(tmp_path / launch.run_dir / "training.csv", relative_to=tmp_path)
-    assert log.frame["step"].tolist() == [1, 2, 3] and not log.damaged
 
 
 def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,11 +16,11 @@ import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.launch.watch import RankWatch
-from runbook.process import end_kept, spawn_kept
-from runbook.process.ended import group_tasks, oom_kills
+from runbook.process import end_kept, ended, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
 from runbook.records import LaunchStatus
 from tests.factory.files import record, write_beats
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, harness, run
 from tests.shared import alive, gone
 
@@ -34,46 +34,12 @@ def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
     return root / "self"
 
 
-@pytest.mark.parametrize(
-    ("ask", "files", "membership", "count"),
-    [
-        (
-            oom_kills,
-            {"a/b/memory.events": "oom_kill 4\n", "memory.events": "oom_kill 9\n"},
-            "0::/a/b\n",
-            4,
-        ),
-        (
-            oom_kills,
-            {"memory/j/memory.oom_control": "under_oom 0\noom_kill 5\n"},
-            "4:memory:/j\n0::/\n",
-            5,
-        ),
-        (oom_kills, {"memory/memory.oom_control": "oom_kill 1\n"}, "4:memory:/elsewhere\n", 1),
-        (oom_kills, {"memory.events": "nonsense"}, "0::/\n", None),
-        (
-            group_tasks,
-            {"a/b/pids.max": "max\n", "a/pids.max": "90\n", "pids.max": "500\n"},
-            "0::/a/b\n",
-            90,
-        ),
-        (
-            group_tasks,
-            {"pids/j/pids.max": "64", "pids/k/pids.max": "9"},
-            "8:pids:/j\n1:cpu:/k\n",
-            64,
-        ),
-        (group_tasks, {"pids.max": "max\n"}, "0::/\n", None),
-    ],
-)
+@table(__file__, "control_groups")
 def test_what_the_files_of_control_groups_say(
-    tmp_path: Path,
-    ask: Callable[[Path, Path], int | None],
-    files: dict[str, str],
-    membership: str,
-    count: int | None,
+    tmp_path: Path, ask: str, files: dict[str, str], membership: str, count: int | None
 ) -> None:
-    assert ask(tmp_path, control_groups(tmp_path, files, membership)) == count
+    found = control_groups(tmp_path, files, membership)
+    assert getattr(ended, ask)(tmp_path, found) == count
 
 
 # It writes the number of a child of its own that has ended, and does not wait for it.

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.machine import host
-from runbook.machine.host import Seen, find_trainers, live_processes
+from runbook.machine.host import Seen, find_trainers
 
 
 def test_infiniband_ports_with_their_state(tmp_path: Path) -> None:
@@ -125,19 +124,6 @@ def test_a_trainer_that_somebody_left_is_named_with_its_pid_and_left_alone() -> 
         assert psutil.pid_exists(pid)
     finally:
         os.kill(pid, 9)
-
-
-def test_a_dead_process_that_nobody_waited_for_is_none_of_a_run() -> None:
-    token = f"cafe{os.getpid():08x}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", "pass"], env={**os.environ, "RUNBOOK_RUN_TOKEN": token}
-    )
-    deadline = time.monotonic() + 120
-    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert child.pid not in {seen.pid for seen in live_processes()}
-    child.wait()
 
 
 def test_everything_wrong_with_the_environment_is_listed() -> None:

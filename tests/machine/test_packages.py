@@ -28,6 +28,7 @@ from runbook.machine.preflight import _git_drafts
 from runbook.records import RunRecord, Verdict
 from tests.factory import programs
 from tests.factory.programs import program
+from tests.factory.tables import table
 from tests.machine.test_nvidia import FIXTURES
 from tests.reports.samples import run as sample_run
 
@@ -96,25 +97,7 @@ def shown(text: str | None, uuids: tuple[str, ...] = (), gpus: tuple[GpuState, .
     return "".join(str(gpu.index) for gpu in found)
 
 
-@pytest.mark.parametrize(
-    ("text", "indices"),
-    [
-        (None, "0123"),
-        ("", ""),
-        ("-1", ""),
-        ("NoDevFiles", ""),
-        ("1", "1"),
-        ("2, 0", "02"),
-        ("0,9,1", "0"),
-        ("0,-1,1", "0"),
-        ("1,1", ""),
-        ("GPU-bbbb", "2"),
-        ("GPU-aaaa", ""),
-        ("GPU-aaaa1111,GPU-cccc4444", "03"),
-        ("MIG-GPU-bbbb3333/1/0", "2"),
-        ("MIG-0d5e1a6e-7e3c-5e0a-9d2f-3f1c5a3e2b11", "3"),
-    ],
-)
+@table(__file__, "visible_devices")
 def test_the_variable_means_what_cuda_takes_it_for(text: str | None, indices: str) -> None:
     assert shown(text) == indices
 

@@ -24,12 +24,12 @@ from runbook.machine.surroundings import (
     FILES,
     MEMORY,
     TASKS,
-    Allowance,
     limit_met,
     nothing_starts,
     surroundings_problems,
 )
 from runbook.records import LaunchStatus
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, run
 
 _RUNBOOK = [sys.executable, "-P", "-m", "runbook"]
@@ -69,18 +69,7 @@ def refused(line: str, cwd: Path, named: str, way: str, *before: str) -> None:
     assert shell(f"{line}; {way}; {_ASK}", cwd, *before).stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    ("limit", "named", "lifted"),
-    [
-        ("-S -v 307200", "map more than 0.293 GiB of memory (`ulimit -v`)", "unlimited"),
-        (
-            "-S -t 20",
-            "compute for more than 20 s (`ulimit -t`), and a run may take 120 s",
-            "unlimited",
-        ),
-        ("-S -n 400", "open more than 400 files (`ulimit -n`), and a run needs 512", "1024"),
-    ],
-)
+@table(__file__, "limits_too_small")
 def test_a_limit_that_no_run_fits_into_is_refused_and_the_printed_way_lifts_it(
     tmp_path: Path, limit: str, named: str, lifted: str
 ) -> None:
@@ -195,25 +184,12 @@ def met(
     return limit_met(cause, signals=signals, duration_s=duration_s, folder=folder, least_free=free)
 
 
-@pytest.mark.parametrize(
-    ("allowance", "size", "cause", "signal"),
-    [
-        (MEMORY[0], 1 << 50, "RuntimeError: DefaultCPUAllocator: can't allocate memory", ""),
-        (MEMORY[0], 1 << 50, "ImportError: libtorch_cpu.so: failed to map segment", ""),
-        (MEMORY[1], 1 << 50, "MemoryError: ", ""),
-        (FILE, 1 << 50, "OSError: [Errno 27] File too large: 'step_12'", ""),
-        (FILE, 1 << 50, "rank 0 was ended by SIGXFSZ", "SIGXFSZ"),
-        (TASKS, 1000, "BlockingIOError: [Errno 11] Resource temporarily unavailable", ""),
-        (TASKS, 1000, "RuntimeError: can't start new thread", ""),
-        (FILES, 1000, "OSError: [Errno 24] Too many open files: 'training.csv'", ""),
-        (CPU, 1 << 28, "rank 0 was ended by SIGXCPU", "SIGXCPU"),
-        (CPU, 1 << 28, "rank 0 was ended by SIGKILL, cause unknown", "SIGKILL"),
-    ],
-)
+@table(__file__, "ends_by_limits")
 def test_an_end_is_put_down_to_a_limit_only_where_the_machine_sets_one(
-    tmp_path: Path, allowance: Allowance, size: int, cause: str, signal: str
+    tmp_path: Path, flag: str, size: int, cause: str, signal: str
 ) -> None:
     """A trainer that limits itself, or only says so, ends by its own fault."""
+    (allowance,) = (one for one in (*MEMORY, CPU, FILE, FILES, TASKS) if one.flag == flag)
     assert met(cause, tmp_path, signal) == ""
     with soft_limit(allowance.number, size):
         told = met(cause, tmp_path, signal)
@@ -266,6 +242,7 @@ def test_who_leaks_threads_where_there_is_room_for_them_is_to_blame(
 
 _FILLS = """
 from pathlib import Path
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, run
 result = run(fake_launch("--fault", "fill", "--on-rank", "0"), Path("small").resolve())
 print(result.status, result.cause)

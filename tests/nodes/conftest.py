@@ -92,7 +92,6 @@ def place(request: pytest.FixtureRequest) -> Place:
 def pod(tmp_path: Path) -> Path:
     """A pod file that shares the test's folder."""
     path = tmp_path / "pod.yaml"
-    path.write_text(
-        Path(__file__).with_name("pod.yaml").read_text().replace("SHARED", f"{tmp_path}")
-    )
+    text = Path(__file__).with_name("pod.yaml").read_text("utf-8")
+    path.write_text(text.replace("SHARED", str(tmp_path)))
     return path

@@ -28,6 +28,7 @@ from runbook.launch.nodes.files import (
 from runbook.launch.slurm.cluster import SlurmCluster, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
+from tests.factory.tables import table
 from tests.nodes import helpers
 
 KEPT = "slurm_nodes.json"
@@ -45,24 +46,7 @@ def test_the_ranks_are_spread_over_the_nodes_and_one_process_has_one() -> None:
     assert {"preflight.nodes", "preflight.nodes_alike"} <= set(setup.required)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"launcher": "slum", "nodes": 2}, "no such launcher (did you mean 'slurm'?)"),
-        ({"launcher": "slurm", "nodes": 3}, "the 2 ranks of profile cpu cannot be spread evenly"),
-        ({"nodes": 2}, "--nodes is for --launcher kubernetes|slurm"),
-        ({"partition": "gpu"}, "--partition is for --launcher slurm"),
-        ({"launcher": "kubernetes", "partition": "gpu"}, "--partition is for --launcher slurm"),
-        ({"queue_s": 5.0}, "--queue-s is for --launcher kubernetes|slurm"),
-        (
-            {"launcher": "slurm", "nodes": 2, "profile": "a100x2_pcie4"},
-            "profile a100x2_pcie4 is for 1 node(s)",
-        ),
-        ({"launcher": "kubernetes"}, "name the pod to run in, kubernetes:POD.yaml"),
-        ({"launcher": "kubernetes:absent.yaml"}, "'absent.yaml' cannot be read: No such file"),
-        ({"launcher": "slurm:pod.yaml"}, "slurm takes no file"),
-    ],
-)
+@table(__file__, "what_does_not_fit")
 def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> None:
     asked: dict[str, object] = {"phases": "baseline", "profile": "cpu"} | fields
     with pytest.raises(UsageError) as refused:

@@ -18,6 +18,7 @@ from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
 from runbook.launch.nodes.files import Job
 from runbook.records import LaunchStatus
 from tests.cli.shell import inside, runbook
+from tests.factory.tables import table
 from tests.nodes.helpers import Place, two_ranks
 
 # The oldest and the newest one whose schemas are installed, and one between.
@@ -63,19 +64,6 @@ def test_a_dry_run_prints_what_kubectl_and_the_schemas_accept(
     )
     made = ["job.batch/runbook created (dry run)", "service/runbook created (dry run)"]
     assert (done.returncode, done.stdout.splitlines()) == (0, made[:nodes]), done.stderr
-
-
-def test_a_key_that_there_is_not_is_refused_by_both(in_kubernetes: Place, pod: Path) -> None:
-    """The two judges of the manifests do refuse."""
-    document = request(pod).job(two_ranks(), "x", ["true"], {})
-    document["spec"]["backoffLimits"] = document["spec"].pop("backoffLimit")
-    with pytest.raises(kubernetes_validate.ValidationError, match="backoffLimits"):
-        kubernetes_validate.validate(document, "1.32", strict=True)
-    done = subprocess.run(
-        ["kubectl", "create", "-f", "-"],
-        input=yaml.safe_dump(document), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1 and "backoffLimits" in done.stderr
 
 
 def test_the_job_has_what_the_pod_file_has_and_what_a_launch_needs(
@@ -128,27 +116,7 @@ def test_the_nodes_of_a_run_are_kept(pod: Path) -> None:
     assert list(affinity(pod, "a")) == ["preferredDuringSchedulingIgnoredDuringExecution"]
 
 
-CLAIM = "persistentVolumeClaim: {claimName: shared}"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("kind: Pod", "kind: Job", "kind: Input should be 'Pod', got 'Job'"),
-        ("image:", "images:", "spec.containers.0.image: missing"),
-        ("  volumes:", "  affinity: {}\n  volumes:", "spec.affinity: Input should be null"),
-        ("  volumes:", "  volumes: {}\n  volumen:", "spec.volumes: Input should be a valid"),
-        ("  volumes:", "  volumes: []\n  volumes:", "volumes"),
-        ("env: [", "command: [sh]\n    env: [", "spec.containers.0.command: Input should be null"),
-        ("mountPath: ", "mountPath: /other", "below no shared volume of the pod (mounted: /other"),
-        (CLAIM, "emptyDir: {}", "is below no shared volume of the pod (mounted: none)"),
-        (
-            "env: [",
-            "resources: {limits: {nvidia.com/gpu: 4}}\n    env: [",
-            "nvidia.com/gpu is 4, and the profile has 0 on each node",
-        ),
-    ],
-)
+@table(__file__, "pods_that_do_not_fit")
 def test_a_pod_that_does_not_fit_is_refused(pod: Path, old: str, new: str, words: str) -> None:
     text = pod.read_text()
     assert old in text

@@ -13,6 +13,7 @@ from runbook.errors import UsageError
 from runbook.folder.launch.own_log import RowReader
 from runbook.records.own_trainer import LogMap
 from runbook.tools.own_rows import KNOWN, guess
+from tests.factory.tables import table
 
 LINES = yaml.safe_load(Path(__file__).with_name("known_logs.yaml").read_text("utf-8"))
 PATTERNS = {known.trainer: known.pattern for known in KNOWN}
@@ -87,20 +88,7 @@ def found(folder: Path, line: str, *, every: int = 1, steps: int = 30) -> tuple[
     return guess(folder, steps=steps)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[{step:5d}/{steps}] loss = {loss} | ppl 105.79",
-        "{step}/{steps} loss {loss}",
-        "[rank0]: {step} / {steps}  Loss {loss}",
-        "Train Epoch: 0 [{step}/{steps} (10%)]\tLoss: {loss}",
-        "11/27 01:00:00 [{step}/{steps}] loss {loss}",
-        "[rank0] step {step:05d} train_loss {loss}",
-        "step {step}/1000 | lm_loss {loss}",  # of a longer run
-        "Epoch {step}/{steps} loss {loss}",  # where steps are epochs
-        "step={step} val loss 9.1 loss={loss}",
-    ],
-)
+@table(__file__, "lines_of_nobody")
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_line_of_nobody_is_read_by_its_step(tmp_path: Path, line: str, every: int) -> None:
     log, said = found(tmp_path, line, every=every)
@@ -110,15 +98,7 @@ def test_a_line_of_nobody_is_read_by_its_step(tmp_path: Path, line: str, every: 
     assert told == [(s, round(4.6 - 0.03 * s, 4)) for s in range(every, 31, every)]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("epoch 1 batch {step} loss {loss}", "no step that goes on"),
-        ("2026/11/27 01:00:00 loss {loss}", "no step that goes on"),
-        ("Train Epoch: 0 [{samples}/60000 (1%)]\tLoss: {loss}", "are counted to 60000, and 30"),
-        ("Epoch [1/5], Step [{step}/600], Loss: {loss}", "are counted to 600, and 30"),
-    ],
-)
+@table(__file__, "lines_that_begin_anew")
 def test_rows_that_begin_anew_are_counted_one_for_each_step_or_refused(
     tmp_path: Path, line: str, said: str
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.executed import note
+from tests.factory.tables import table
 from tests.own.runs import COUNTING, document
 from tests.shared import once
 
@@ -145,33 +146,20 @@ def test_what_crashes_in_one_phase_is_not_started_in_the_next(tmp_path: Path) ->
 
 
 AT_EXIT = 'import os; print("terminate called without an active exception", flush=True); os.abort()'
-AT_ONCE = r'print("\n".join(f"step {i} loss {9 - i / {steps}}" for i in range({steps})))'
+AT_ONCE = r"""
+import sys
+print("\n".join(f"step {i} loss {9 - i / 30}" for i in range(int(sys.argv[1]))))
+"""
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--trainer", "python t.py"], "nothing in it says how many steps"),
-        (["--trainer", "python -c 'print({steps})'"], "no log with a loss was found"),
-        (["--trainer", "python -c 'raise SystemExit({steps})'"], "the probe crashed"),
-        (["--trainer", "sleep {steps}", "--within", "1"], "the probe timed out"),
-        (
-            ["--trainer", "python -m no_such_module {steps}"],
-            f"; python was {sys.executable}: a path, /VENV/bin/python, takes another",
-        ),
-        (
-            ["--trainer", f"python -c '{AT_EXIT}' {{steps}}"],
-            "last line of the script be `os._exit(0)`",
-        ),
-        (["--trainer", "t {steps}", "--env", "NSA_X=1"], "env: NSA_X cannot be set"),
-        (
-            ["--trainer", f"python -c '{AT_ONCE}'"],
-            "console: 30 rows, but no pace follows from them: they all came together; the trainer",
-        ),
-    ],
-)
-def test_a_trial_that_finds_nothing_says_why(tmp_path: Path, words: list[str], said: str) -> None:
-    told = runbook(tmp_path, "init", "--profile", "cpu", "--tokens-per-rank", "1", *words)
+@table(__file__, "trials")
+def test_a_trial_that_finds_nothing_says_why(
+    tmp_path: Path, trainer: str, more: list[str], said: str
+) -> None:
+    (tmp_path / "at_exit.py").write_text(AT_EXIT)
+    (tmp_path / "at_once.py").write_text(AT_ONCE)
+    words = ("--profile", "cpu", "--tokens-per-rank", "1", "--trainer", trainer, *more)
+    told = runbook(tmp_path, "init", *words)
     assert told.returncode == 2, told.stdout + told.stderr
     assert said in told.stderr
     assert not list(tmp_path.glob("*.yaml"))
