@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from runbook.accounts.clocks import ARRIVAL_S
-from runbook.launch.nodes.ranks import RanksOnNodes
+from runbook.launch.nodes.running import RanksOnNodes
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import Leeway, WallGap
 from tests.factory.files import record, say

@@ -25,7 +25,7 @@ from runbook.launch.nodes.files import (
     keep_nodes,
     kept_nodes,
 )
-from runbook.launch.slurm.cluster import SlurmCluster, parse_job
+from runbook.launch.slurm import SlurmCluster, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.factory.tables import table

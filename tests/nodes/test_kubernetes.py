@@ -13,7 +13,7 @@ import yaml
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
-from runbook.launch.kubernetes.cluster import JobState
+from runbook.launch.kubernetes import JobState
 from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
 from runbook.launch.nodes.files import Job
 from runbook.records import LaunchStatus

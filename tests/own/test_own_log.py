@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from nsa.contract import Phase
@@ -16,7 +17,7 @@ from runbook.folder import OWN_FOLDER
 from runbook.folder.launch.own_log import RowReader, last_steps, read_own_log
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.observer import Observer
-from runbook.launch.watch.live_status import LiveStatus, held_mib, resident_mib
+from runbook.launch.watch.live_status import LiveStatus, held_mib
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.events import Pulse
 from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
@@ -255,7 +256,8 @@ def test_pages_of_a_mapped_file_are_not_held(tmp_path: Path) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         with subprocess.Popen(words, text=True, **pipes) as process:
             assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            found[what] = (resident_mib(process.pid) or 0.0, held_mib(process.pid) or 0.0)
+            resident = psutil.Process(process.pid).memory_info().rss / 2**20
+            found[what] = (resident, held_mib(process.pid) or 0.0)
             process.communicate()
     resident, held = found["file"]
     assert resident > 64 and 1 < held < 40

@@ -1,6 +1,7 @@
-"""Slurm as a `Cluster`: its own tools submit a job, ask about it, and end it.
+"""The launcher of a Slurm cluster: a job for each launch, and an agent on each node of it.
 
-Only `key=value` words are parsed.
+Code belongs here if it talks to Slurm. Its own tools submit a job, ask about it, and end it; only
+`key=value` words of what they print are parsed.
 """
 
 from __future__ import annotations
@@ -10,17 +11,29 @@ import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.launch.inputs import RefusedError
-from runbook.launch.launcher_api import Start
-from runbook.launch.nodes import Cluster, Standing, agent, chosen
+from runbook.config.profile import Profile
+from runbook.config.setup import RunOptions, Setup
+from runbook.launch.command import RefusedError, completed, rendezvous
+from runbook.launch.launcher_api import Launcher, LauncherKind, Start
+from runbook.launch.nodes import (
+    Cluster,
+    NodesLauncher,
+    Standing,
+    agent,
+    chosen,
+    gpus_per_node,
+    problems_of,
+)
 from runbook.launch.nodes.agent import Place, address_of
 from runbook.launch.nodes.files import Job
 from runbook.process import ToolResult, run_tool
 from runbook.records import End, Kind, Launch, LaunchStatus
+from runbook.records.launch import TORCHRUN
 
 TOOLS = ("sbatch", "scontrol", "squeue", "scancel")
 _TIMEOUT_S = 20.0
@@ -228,3 +241,62 @@ def place(_job: Job) -> Place:
     node, index = os.environ["SLURMD_NODENAME"], int(os.environ["SLURM_NODEID"])
     address = address_of(_node_words(node).get("NodeAddr") or node)
     return Place(node=node, index=index, address=address, called=address, own=_FROM_SLURM)
+
+
+_PORT = 29400
+
+
+class Slurm(LauncherKind):
+    """Jobs of Slurm, as `--launcher` names them."""
+
+    reads = ("--nodes", "--partition", "--account", "--queue-s")
+
+    def lacks(self) -> list[str]:
+        """As in `LauncherKind`."""
+        absent = ", ".join(name for name in TOOLS if shutil.which(name) is None)
+        words = f"--launcher slurm: no {absent} here; run it where jobs are submitted"
+        return [words] if absent else []
+
+    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
+        """As in `LauncherKind`."""
+        return problems_of(self, "slurm", options, profile)
+
+    def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
+        """As in `LauncherKind`."""
+        cluster, queue_s = cluster_of(setup), setup.options.queue_s
+        return NodesLauncher(run_root=run_root, cluster=cluster, queue_s=queue_s, note=note)
+
+    def printed(self, launch: Launch, setup: Setup) -> str:
+        """As in `LauncherKind`: the batch script of its job."""
+        return printed_script(launch, cluster_of(setup))
+
+    def takes_out(self) -> str:
+        """As in `LauncherKind`."""
+        return "scontrol update nodename={node} state=drain reason={reason}"
+
+
+def cluster_of(setup: Setup) -> SlurmCluster:
+    """Slurm as a run asks it."""
+    options, profile = setup.options, setup.profile
+    return SlurmCluster(
+        partition=options.partition,
+        account=options.account,
+        gpus_per_node=gpus_per_node(options, profile),
+    )
+
+
+def printed_script(launch: Launch, cluster: SlurmCluster) -> str:
+    """The launch as a batch script that a person can submit: the same experiment."""
+    whole = completed(launch)
+    options = cluster.words(launch, name="runbook")
+    words = list(whole.words())
+    lines = ["sbatch <<'JOB'", "#!/bin/bash", *(f"#SBATCH {word}" for word in options)]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in whole.env.items()]
+    start = [*SRUN]
+    if words[0] == TORCHRUN and launch.nodes > 1:
+        lines.append('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+        meet = rendezvous(f'"$head:{_PORT}"', '"$SLURM_JOB_ID"')
+        line = f"{shlex.join([*start, words[0]])} {' '.join(meet)} {shlex.join(words[1:])}"
+    else:
+        line = shlex.join([*start, *words])
+    return "\n".join([*lines, line, "JOB"])
