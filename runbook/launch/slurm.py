@@ -12,22 +12,21 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.config.profile import Profile
-from runbook.config.setup import RunOptions, Setup
+from runbook.config.setup import Setup
 from runbook.launch.command import RefusedError, completed, rendezvous
-from runbook.launch.launcher_api import Launcher, LauncherKind, Start
+from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import (
+    RENDEZVOUS_PORT,
     Cluster,
-    NodesLauncher,
+    NodesKind,
     Standing,
     agent,
     chosen,
     gpus_per_node,
-    problems_of,
 )
 from runbook.launch.nodes.agent import Place, address_of
 from runbook.launch.nodes.files import Job
@@ -243,12 +242,10 @@ def place(_job: Job) -> Place:
     return Place(node=node, index=index, address=address, called=address, own=_FROM_SLURM)
 
 
-_PORT = 29400
-
-
-class Slurm(LauncherKind):
+class Slurm(NodesKind):
     """Jobs of Slurm, as `--launcher` names them."""
 
+    name = "slurm"
     reads = ("--nodes", "--partition", "--account", "--queue-s")
 
     def lacks(self) -> list[str]:
@@ -257,46 +254,29 @@ class Slurm(LauncherKind):
         words = f"--launcher slurm: no {absent} here; run it where jobs are submitted"
         return [words] if absent else []
 
-    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
-        """As in `LauncherKind`."""
-        return problems_of(self, "slurm", options, profile)
-
-    def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
-        """As in `LauncherKind`."""
-        cluster, queue_s = cluster_of(setup), setup.options.queue_s
-        return NodesLauncher(run_root=run_root, cluster=cluster, queue_s=queue_s, note=note)
+    def cluster(self, setup: Setup, run_root: Path) -> SlurmCluster:  # noqa: ARG002 - it needs none
+        """As in `NodesKind`."""
+        options = setup.options
+        gpus = gpus_per_node(options, setup.profile)
+        return SlurmCluster(
+            partition=options.partition, account=options.account, gpus_per_node=gpus
+        )
 
     def printed(self, launch: Launch, setup: Setup) -> str:
-        """As in `LauncherKind`: the batch script of its job."""
-        return printed_script(launch, cluster_of(setup))
+        """As in `LauncherKind`: a batch script that a person can submit, the same experiment."""
+        whole = completed(launch)
+        options = self.cluster(setup, Path()).words(launch, name="runbook")
+        words = list(whole.words())
+        lines = ["sbatch <<'JOB'", "#!/bin/bash", *(f"#SBATCH {word}" for word in options)]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in whole.env.items()]
+        if words[0] == TORCHRUN and launch.nodes > 1:
+            lines.append('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+            meet = " ".join(rendezvous(f'"$head:{RENDEZVOUS_PORT}"', '"$SLURM_JOB_ID"'))
+            line = f"{shlex.join([*SRUN, words[0]])} {meet} {shlex.join(words[1:])}"
+        else:
+            line = shlex.join([*SRUN, *words])
+        return "\n".join([*lines, line, "JOB"])
 
     def takes_out(self) -> str:
         """As in `LauncherKind`."""
         return "scontrol update nodename={node} state=drain reason={reason}"
-
-
-def cluster_of(setup: Setup) -> SlurmCluster:
-    """Slurm as a run asks it."""
-    options, profile = setup.options, setup.profile
-    return SlurmCluster(
-        partition=options.partition,
-        account=options.account,
-        gpus_per_node=gpus_per_node(options, profile),
-    )
-
-
-def printed_script(launch: Launch, cluster: SlurmCluster) -> str:
-    """The launch as a batch script that a person can submit: the same experiment."""
-    whole = completed(launch)
-    options = cluster.words(launch, name="runbook")
-    words = list(whole.words())
-    lines = ["sbatch <<'JOB'", "#!/bin/bash", *(f"#SBATCH {word}" for word in options)]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in whole.env.items()]
-    start = [*SRUN]
-    if words[0] == TORCHRUN and launch.nodes > 1:
-        lines.append('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
-        meet = rendezvous(f'"$head:{_PORT}"', '"$SLURM_JOB_ID"')
-        line = f"{shlex.join([*start, words[0]])} {' '.join(meet)} {shlex.join(words[1:])}"
-    else:
-        line = shlex.join([*start, *words])
-    return "\n".join([*lines, line, "JOB"])

@@ -84,6 +84,11 @@ def test_without_nvidia_smi_every_fact_is_there_and_says_why() -> None:
     assert set(values.values()) == {None}
 
 
+def asked(folder: Path, **environment: str) -> dict[str, Fact]:
+    how = {"torch_count": None, "torch_uuids": (), "host_file": "host.json"}
+    return named(collect_gpus(folder, environment=environment, **how))
+
+
 def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,21 +97,14 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     script += f"exec cat {FIXTURES}/a100x2_busy.xml"
     first_on_path(monkeypatch, program(tmp_path / "bin/nvidia-smi", script).parent)
 
-    def asked(environment: dict[str, str]) -> dict[str, Fact]:
-        return named(
-            collect_gpus(
-                run_root, torch_count=2, torch_uuids=(), environment=environment, host_file="x.json"
-            )
-        )
-
-    facts = asked({})
+    facts = asked(run_root)
     assert facts["gpu.processes"].value == 1, "Xorg draws, it does not compute"
     assert facts["gpu.processes"].note == "GPU 0: pid 48211 /usr/bin/python3 49120 MiB"
     assert facts["gpu.nvlink"].value is True
     assert {draft.path for draft in facts.values()} == {"nvidia_smi.xml", "nvidia_topo.txt"}
     kept = (run_root / "nvidia_smi.xml").read_text(encoding="utf-8")
     assert parse_nvidia_smi(kept) == load("a100x2_busy")
-    other = asked({"CUDA_VISIBLE_DEVICES": "1"})
+    other = asked(run_root, CUDA_VISIBLE_DEVICES="1")
     assert other["gpu.processes"].value == 0, "the variable of a launch decides"
     assert other["gpu.count"].note == "GPU 1 of 2, CUDA_VISIBLE_DEVICES=1"
 
@@ -122,11 +120,7 @@ def test_a_broken_driver_is_a_reason_and_no_gpu_is_invented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, note: str
 ) -> None:
     first_on_path(monkeypatch, program(tmp_path / "nvidia-smi", script).parent)
-    facts = named(
-        collect_gpus(
-            tmp_path, torch_count=None, torch_uuids=(), environment={}, host_file="host.json"
-        )
-    )
+    facts = asked(tmp_path)
     assert facts["gpu.count"].value is None
     assert all(note in draft.note for draft in facts.values())
     assert (tmp_path / "nvidia_smi.xml").is_file()

@@ -33,15 +33,15 @@ from runbook.launch.kubernetes.manifests import (
     owned_by,
     read_pod,
 )
-from runbook.launch.launcher_api import Launcher, LauncherKind, Start
+from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import (
+    RENDEZVOUS_PORT,
     Cluster,
-    NodesLauncher,
+    NodesKind,
     Standing,
     agent,
     chosen,
     gpus_per_node,
-    problems_of,
 )
 from runbook.launch.nodes.agent import Place
 from runbook.launch.nodes.files import Job
@@ -316,13 +316,13 @@ def place(job: Job) -> Place:
 
 # The copy of the pod file that a run began with.
 KEPT_POD = "pod.yaml"
-_PORT = 29400
 _NEEDS = ("create jobs.batch", "delete jobs.batch", "list pods", "create services")
 
 
-class Kubernetes(LauncherKind):
+class Kubernetes(NodesKind):
     """Jobs of Kubernetes, as `--launcher kubernetes:POD.yaml` names them."""
 
+    name = "kubernetes"
     reads = ("--nodes", "--queue-s", FILE_AFTER)
 
     def __init__(self, path: str = "") -> None:
@@ -349,28 +349,26 @@ class Kubernetes(LauncherKind):
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""
-        found = problems_of(self, "kubernetes", options, profile)
+        found = super().problems(options, profile)
         try:
             unfit = self._pod().unfit(Path(options.out), gpus_per_node(options, profile))
         except UsageError as error:
             return found + list(error.problems)
         return found + [f"{self.path}: {text}" for text in unfit]
 
-    def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
-        """As in `LauncherKind`. A run goes on with the pod that it began with."""
+    def cluster(self, setup: Setup, run_root: Path) -> KubernetesCluster:
+        """As in `NodesKind`. A run goes on with the pod that it began with."""
         kept = run_root / KEPT_POD
         if not kept.is_file():
             write_atomic(kept, Path(self.path).read_text("utf-8"))
-        request, queue_s = _request(read_pod(kept), setup), setup.options.queue_s
-        cluster = KubernetesCluster(request=request)
-        return NodesLauncher(run_root=run_root, cluster=cluster, queue_s=queue_s, note=note)
+        return KubernetesCluster(request=_request(read_pod(kept), setup))
 
     def printed(self, launch: Launch, setup: Setup) -> str:
         """As in `LauncherKind`: its manifests, with torchrun alone for the agent."""
         whole, request, name = completed(launch), _request(self._pod(), setup), "runbook"
         words = list(whole.words())
         if words[0] == TORCHRUN and launch.nodes > 1:
-            words[1:1] = rendezvous(f"{name}-0.{name}:{_PORT}", name)
+            words[1:1] = rendezvous(f"{name}-0.{name}:{RENDEZVOUS_PORT}", name)
         documents = [request.job(whole, name, words, whole.env)]
         documents += [request.service(name)] if launch.nodes > 1 else []
         apart = json.loads(json.dumps(documents))  # what stands twice is written twice
