@@ -40,7 +40,7 @@ def test_work_of_ended_children_is_ours_and_not_that_of_others(tmp_path: Path) -
         others.kill()
         others.wait()
     document = json.loads((tmp_path / LOAD_JSON).read_text())
-    assert document["own_s"] >= 1.0 and document["others_s"] >= 0.3
+    assert document["own_s"] >= 0.9 and document["others_s"] >= 0.3
     assert document["others_s"] <= document["busy_s"] - 1.0 + 0.1
     assert load is not None and load.others > 0 and load.taken <= 1.05
 
