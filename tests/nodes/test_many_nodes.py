@@ -1,4 +1,4 @@
-"""A run on two nodes whose harness is killed; eight nodes of which one is slow, found and taken out."""
+"""A run on two nodes whose harness is killed; and eight nodes, of which the slow one is found."""
 
 from __future__ import annotations
 
