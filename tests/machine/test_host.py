@@ -42,14 +42,6 @@ def test_memory_is_that_of_the_container_if_less(tmp_path: Path) -> None:
     assert host.memory_total_gib(tmp_path) == 0.25
 
 
-def test_cpu_quota_of_a_container(tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert host.cgroup_cpu_limit(tmp_path) == 1.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert host.cgroup_cpu_limit(tmp_path) is None
-    assert host.cgroup_cpu_limit(tmp_path / "absent") is None
-
-
 def test_write_speed_leaves_nothing_behind(tmp_path: Path) -> None:
     assert host.write_speed_mib_s(tmp_path, size_mib=2) > 0
     assert list(tmp_path.iterdir()) == []

@@ -135,8 +135,8 @@ def write_record(path: Path, record: Record) -> None:
 def read_record(path: Path, kind: type[T]) -> T | None:
     """The record in the file; None while it is absent, or is not one of this kind."""
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValueError):
+        return parse_record(path.read_bytes(), kind)
+    except OSError:
         return None
 
 
