@@ -39,14 +39,6 @@ def count_cpus() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def cgroup_cpu_limit(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Processors that a container's quota allows, or None without a quota."""
-    text = _read(root / "cpu.max").split()
-    if len(text) != 2 or not text[0].isdigit():
-        return None
-    return int(text[0]) / int(text[1])
-
-
 def memory_total_gib(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
     """Memory of the machine, or of the container where that is less."""
     total, limit = psutil.virtual_memory().total, _read(cgroup / "memory.max").strip()

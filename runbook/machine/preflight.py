@@ -133,16 +133,14 @@ def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Fact]:
 def _host_drafts(run_root: Path) -> list[Fact]:
     holder = host.port_holder()
     infiniband = host.find_infiniband()
-    quota = host.cgroup_cpu_limit()
     ports = ", ".join(f"{name} {state}" for name, state in infiniband.items())
     port = f"port {DEFAULT_RENDEZVOUS_PORT}" + (f" held by {holder}" if holder else "")
-    allowed = f"the container's quota allows {quota:g}" if quota is not None else ""
     return [
         _fact("infiniband.present", bool(infiniband), ports),
         _fact("disk.free_gib", shutil.disk_usage(run_root).free / 1024**3, unit="GiB"),
         _write_speed_draft(run_root),
         _fact("port.free", holder is None, port),
-        _fact("cpu.count", host.count_cpus(), allowed),
+        _fact("cpu.count", host.count_cpus()),
         _fact("memory.total_gib", host.memory_total_gib(), unit="GiB"),
     ]
 

@@ -11,10 +11,9 @@ from random import Random
 import pytest
 
 from runbook.accounts.clocks import ARRIVAL_S
-from runbook.launch.nodes.files import RankOnNode
-from runbook.launch.nodes.ranks import RanksOnNodes
+from runbook.launch.nodes.running import RanksOnNodes
 from runbook.launch.watch import RankWatch
-from runbook.launch.watch.rank_state import Leeway, Reading, WallGap
+from runbook.launch.watch.rank_state import Leeway, WallGap
 from tests.factory.files import record, say
 
 TOKEN = "ab12"
@@ -67,15 +66,6 @@ def test_a_clock_that_jumps_once_is_seen(jump_s: float) -> None:
     assert apart(lambda mono: mono + jump_s * (mono > 702.5)) > 0.005
 
 
-def test_of_one_line_and_of_no_look_before_nothing_is_known() -> None:
-    leeway = Leeway()
-    leeway.take(5.0)
-    leeway.looked(None, 6.0)
-    leeway.take(7.0)
-    leeway.looked(6.0, 8.0)
-    assert leeway.apart_s is None
-
-
 def test_a_look_that_found_nothing_bounds_what_comes_next() -> None:
     leeway = Leeway()
     leeway.take(5.0)
@@ -84,13 +74,6 @@ def test_a_look_that_found_nothing_bounds_what_comes_next() -> None:
         leeway.take(told)
     leeway.looked(6.0, 6.1)
     assert leeway.apart_s == pytest.approx(0.7), "both lines came after 6.0 and say 5.3"
-
-
-def test_processor_time_of_another_process_is_its_own() -> None:
-    own, there = time.process_time(), Reading.of(os.getpid())
-    assert there.cpu is not None and own <= there.cpu <= time.process_time()
-    assert Reading.of(None).cpu is None
-    assert Reading.of(2**22 + 1).cpu is None
 
 
 def followed(
@@ -143,12 +126,9 @@ def gap_of(gaps: Sequence[float]) -> float | None:
         # Set by an hour, to and fro: lines that were written before arrive after.
         ([0.1] * 10 + [3600.1] + [0.1] * 10 + [-3599.9] + [0.1] * 10, 0.1),
         ([3600.1] * 40, 3600.1),
-        ([-3600.0] * 40, -3600.0),
         # An hour off in the second half.
         ([0.1] * 20 + [3600.1] * 20, 3600.1),
-        ([3600.1] * 3, 3600.1),
         ([3600.1] * 2, None),
-        ([], None),
     ],
 )
 def test_the_nearest_of_some_arrivals_counts(gaps: list[float], wanted: float | None) -> None:
@@ -163,22 +143,13 @@ def watched(watch: RankWatch, folder: Path, gap_s: float) -> dict[str, float]:
     return watch.ranks[0].clocks()
 
 
-def test_a_rank_is_held_against_the_clock_of_this_machine(tmp_path: Path) -> None:
-    (tmp_path / "honest").mkdir()
-    honest = watched(RankWatch(tmp_path / "honest", TOKEN, 0.0), tmp_path / "honest", 0.0)
-    behind = watched(RankWatch(tmp_path, TOKEN, 0.0), tmp_path, 3600.0)
-    assert 0 <= honest["wall_gap_s"] < 1800
-    assert behind["wall_gap_s"] >= 3600
-
-
 def test_a_rank_on_another_machine_is_held_against_that_ones_clock(tmp_path: Path) -> None:
     """The machines' clocks are an hour apart, which is no fault of the trainer."""
+    (tmp_path / "here").mkdir()
+    behind = watched(RankWatch(tmp_path / "here", TOKEN, 0.0), tmp_path / "here", 3600.0)
+    assert behind["wall_gap_s"] >= 3600
     watch = RanksOnNodes(tmp_path, TOKEN, 0.0, ranks_per_node=1)
     assert "wall_gap_s" not in watched(watch, tmp_path, 3600.0)
-    told = RankOnNode(pid=1, state="S", gone=False, gap_s=0.1)
-    state = watch.ranks[0]
-    state.told_gap_s = told.gap_s
-    assert state.clocks()["wall_gap_s"] == 0.1
 
 
 @pytest.mark.parametrize(("late_s", "counts"), [(0.5, True), (4.0, False)])

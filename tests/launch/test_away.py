@@ -87,23 +87,15 @@ def test_a_trainer_that_ended_while_the_harness_was_stopped(tmp_path: Path) -> N
     assert len(hidden) == 2 and all(" s of a launch of " in text for text in hidden)
 
 
-@pytest.mark.parametrize(
-    ("steps", "with_trainer", "timeout_s"),
-    [(110, False, 60), (20, True, 60), (20, True, STOPPED_S)],
-    ids=["trained on all the while", "frozen as a container is", "stopped beyond its time"],
-)
-def test_what_stood_still_with_its_trainer_or_hid_nothing_is_given_nothing(
-    tmp_path: Path, steps: int, with_trainer: bool, timeout_s: float
-) -> None:
-    """Frozen ranks were silent for eight times their budget, and so was the watchdog."""
-    launch = fake_launch("--dt", "0.1", steps=steps, timeout_s=timeout_s)
-    result = stopped(launch, tmp_path, at='"step": 8', with_trainer=with_trainer)
+def test_what_stood_still_with_its_trainer_is_given_nothing(tmp_path: Path) -> None:
+    """As in a container that is frozen beyond the launch's time: its ranks were silent for eight
+    times their budget, and so was the watchdog.
+    """
+    launch = fake_launch("--dt", "0.1", steps=20, timeout_s=STOPPED_S)
+    result = stopped(launch, tmp_path, at='"step": 8', with_trainer=True)
     assert result.ok, result.cause
     assert times_off(tmp_path, launch, result) == []
     assert [one.away_s for one in result.ranks] == [0.0, 0.0]
-    if not with_trainer:
-        assert all((one.watched_s or 0) > STOPPED_S for one in result.ranks)
-        assert len(result.notes) == 1
 
 
 class Queue(Local):

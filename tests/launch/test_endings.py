@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,11 +16,11 @@ import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.launch.watch import RankWatch
-from runbook.process import end_kept, spawn_kept
-from runbook.process.ended import exit_code_of, group_tasks, has_ended_under, oom_kills
+from runbook.process import end_kept, ended, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
 from runbook.records import LaunchStatus
 from tests.factory.files import record, write_beats
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, harness, run
 from tests.shared import alive, gone
 
@@ -35,70 +34,12 @@ def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
     return root / "self"
 
 
-@pytest.mark.parametrize(
-    ("ask", "files", "membership", "count"),
-    [
-        (oom_kills, {"memory.events": "low 0\noom 2\noom_kill 3\n"}, "0::/\n", 3),
-        (
-            oom_kills,
-            {"a/b/memory.events": "oom_kill 4\n", "memory.events": "oom_kill 9\n"},
-            "0::/a/b\n",
-            4,
-        ),
-        (
-            oom_kills,
-            {"memory/j/memory.oom_control": "under_oom 0\noom_kill 5\n"},
-            "4:memory:/j\n0::/\n",
-            5,
-        ),
-        (oom_kills, {"memory/memory.oom_control": "oom_kill 1\n"}, "4:memory:/elsewhere\n", 1),
-        (oom_kills, {"memory.events": "nonsense"}, "0::/\n", None),
-        (oom_kills, {}, "0::/\n", None),
-        (
-            group_tasks,
-            {"a/b/pids.max": "max\n", "a/pids.max": "90\n", "pids.max": "500\n"},
-            "0::/a/b\n",
-            90,
-        ),
-        (
-            group_tasks,
-            {"pids/j/pids.max": "64", "pids/k/pids.max": "9"},
-            "8:pids:/j\n1:cpu:/k\n",
-            64,
-        ),
-        (group_tasks, {"pids.max": "max\n"}, "0::/\n", None),
-        (group_tasks, {}, "0::/\n", None),
-    ],
-)
+@table(__file__, "control_groups")
 def test_what_the_files_of_control_groups_say(
-    tmp_path: Path,
-    ask: Callable[[Path, Path], int | None],
-    files: dict[str, str],
-    membership: str,
-    count: int | None,
+    tmp_path: Path, ask: str, files: dict[str, str], membership: str, count: int | None
 ) -> None:
-    assert ask(tmp_path, control_groups(tmp_path, files, membership)) == count
-
-
-@pytest.mark.parametrize(("act", "code"), [("os._exit(7)", 7), ("os.kill(os.getpid(), 9)", -9)])
-@pytest.mark.parametrize("waited_for", [False, True])
-def test_how_a_process_ended_is_known_without_being_its_parent(
-    act: str, code: int, waited_for: bool
-) -> None:
-    child = subprocess.Popen([sys.executable, "-c", f"import os; {act}"])
-    handle = os.pidfd_open(child.pid)
-    try:
-        poller = select.poll()
-        poller.register(handle, select.POLLIN)
-        assert poller.poll(10_000)
-        if waited_for:
-            child.wait()
-        found = exit_code_of(child.pid, handle)
-    finally:
-        os.close(handle)
-        child.wait()
-    # Once its parent has waited for it, only kernels since 6.15 remember.
-    assert found == code or (waited_for and found is None)
+    found = control_groups(tmp_path, files, membership)
+    assert getattr(ended, ask)(tmp_path, found) == count
 
 
 # It writes the number of a child of its own that has ended, and does not wait for it.
@@ -124,28 +65,6 @@ def neglected(token: str) -> Iterator[tuple[int, int]]:
         assert parent.stdout is not None
         yield parent.pid, int(parent.stdout.readline())
         parent.stdin.close()
-
-
-@contextmanager
-def held(pid: int) -> Iterator[int]:
-    """A pidfd."""
-    handle = os.pidfd_open(pid)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
-@pytest.mark.parametrize(("token", "known"), [("ab12", True), ("cd34", False), ("", False)])
-def test_a_process_that_ended_is_known_by_its_parent_until_that_has_waited(
-    token: str, known: bool
-) -> None:
-    """It has no memory any more, and so no token of its own."""
-    with neglected(token) as (parent, pid), held(pid) as handle, held(parent) as alive:
-        assert not environment_holds(pid, "ab12")
-        assert has_ended_under(pid, handle, "ab12") is known
-        assert exit_code_of(pid, handle) == 7
-        assert not has_ended_under(parent, alive, "ab12")
 
 
 def test_a_rank_that_ended_before_anybody_looked_has_ended(tmp_path: Path) -> None:
@@ -186,24 +105,27 @@ def test_a_daemon_without_environment_ends_with_its_launch(
     assert not alive(bare(tmp_path / launch.run_dir))
 
 
-@pytest.mark.parametrize("victim", ["harness", "starter"])
-def test_a_daemon_without_environment_ends_with_what_is_killed(tmp_path: Path, victim: str) -> None:
-    launch = fake_launch("--bare", "--deaf", steps=100_000)
+@pytest.mark.parametrize("victim", ["harness at once", "harness", "starter"])
+def test_kill_9_leaves_no_process(tmp_path: Path, victim: str) -> None:
+    """Starter, two ranks, grandchild, and a daemon without environment."""
+    launch = fake_launch("--grandchild", "--bare", "--deaf", steps=100_000)
     started = harness(launch, tmp_path, budgets="default")
     run_dir = tmp_path / launch.run_dir
-    daemon = bare(run_dir)
-    heartbeats = run_dir / "heartbeat_rank1.jsonl"
-    while not heartbeats.exists() or b"step_end" not in heartbeats.read_bytes():
+    heartbeats, daemon, pid = run_dir / "heartbeat_rank1.jsonl", 0, started.pid
+    while not (run_dir / "launch.json").exists():
         time.sleep(0.01)
-    assert alive(daemon)
-    pid = started.pid
+    if victim != "harness at once":
+        daemon = bare(run_dir)
+        while not heartbeats.exists() or b"step_end" not in heartbeats.read_bytes():
+            time.sleep(0.01)
+        assert alive(daemon)
     if victim == "starter":
         rank = int(json.loads(heartbeats.read_text().splitlines()[0])["pid"])
         pid = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
     os.kill(pid, signal.SIGKILL)
     token = json.loads((run_dir / "launch.json").read_text())["run_token"]
-    left = [daemon, *carriers(token)]
-    assert [pid for pid in left if not gone(pid, within_s=1.0)] == []
+    left = [one for one in (daemon, *carriers(token)) if one]
+    assert [one for one in left if not gone(one, within_s=3.0)] == []
     started.wait(20)
     assert carriers(token) == []
 
@@ -227,19 +149,16 @@ def test_the_subreaper_ends_as_its_command_did(tmp_path: Path, script: str, code
     assert list(tmp_path.glob("core*")) == []
 
 
-def test_a_command_that_is_not_there_is_told(tmp_path: Path) -> None:
-    child = kept(tmp_path, "no-such-program")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("no-such-program", "cannot start no-such-program"), ("./mine.sh", "; chmod +x ./mine.sh")],
+)
+def test_a_command_that_cannot_be_started_is_told(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / "mine.sh").write_text("#!/bin/sh\n")
+    child = kept(tmp_path, name)
     assert child.wait(10) == 127
     end_kept(child)
-    assert "cannot start no-such-program" in (tmp_path / "console").read_text()
-
-
-def test_a_command_that_may_not_be_started_is_told_with_what_lets_it(tmp_path: Path) -> None:
-    (tmp_path / "mine.sh").write_text("#!/bin/sh\n")
-    child = kept(tmp_path, str(tmp_path / "mine.sh"))
-    child.wait(10)
-    end_kept(child)
-    assert f"Permission denied; chmod +x {tmp_path}/mine.sh" in (tmp_path / "console").read_text()
+    assert said in (tmp_path / "console").read_text()
 
 
 def test_the_subreaper_carries_no_token_and_is_deaf_to_who_signals_its_command(

@@ -11,10 +11,9 @@ import pytest
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
 from runbook.launch.observer import Observer
-from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.factory import records
-from tests.launch.helpers import At, fake_launch, harness, run
+from tests.launch.helpers import At, fake_launch, run
 from tests.shared import crowded
 
 
@@ -150,12 +149,6 @@ def test_a_stall_is_tried_once_more_on_another_port_and_recorded(tmp_path: Path)
     assert again["attempt"] == 2
 
 
-def test_two_stalls_are_a_hang(tmp_path: Path) -> None:
-    result = run(fake_launch("--fault", "hang"), tmp_path, retry=True)
-    assert (result.status, result.attempts) == (LaunchStatus.HUNG, 2)
-    assert "attempt 1: hang" in result.cause and "attempt 2: hang" in result.cause
-
-
 @pytest.mark.parametrize(
     ("fault", "attempts"), [("nccl", 2), ("watchdog", 2), ("nan", 1), ("raise", 1), ("oom", 1)]
 )
@@ -163,25 +156,6 @@ def test_only_stalls_and_communication_failures_are_tried_again(
     tmp_path: Path, fault: str, attempts: int
 ) -> None:
     assert run(fake_launch("--fault", fault), tmp_path, retry=True).attempts == attempts
-
-
-@pytest.mark.parametrize("alive", [0, 2, 4])
-def test_kill_9_of_the_harness_leaves_no_process(tmp_path: Path, alive: int) -> None:
-    """Killed before anything, in the middle, or after all runs: starter, two ranks, grandchild."""
-    launch = fake_launch("--grandchild", "--deaf", steps=100_000)
-    started = harness(launch, tmp_path, budgets="default")
-    document = tmp_path / launch.run_dir / "launch.json"
-    while not document.exists():
-        time.sleep(0.01)
-    token = json.loads(document.read_text())["run_token"]
-    while len(carriers(token)) < alive:
-        time.sleep(0.01)
-    started.kill()
-    started.wait()
-    deadline = time.monotonic() + 3
-    while carriers(token) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert carriers(token) == []
 
 
 # The bundled trainer under torchrun: the same promises on the real process tree.
@@ -214,15 +188,3 @@ def test_a_healthy_run_leaves_nothing_outside_its_folder(
     ]
     assert {rank.param_hash for rank in evidence.ranks} != {None}
     assert len({rank.param_hash for rank in evidence.ranks}) == 1
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
-def test_a_refusal_that_only_the_console_knows_is_quoted(tmp_path: Path) -> None:
-    """There is no heartbeat yet."""
-    launch = bundled(5)
-    asked = launch.model_copy(update={"argv": (*launch.argv, "--set", "train.seq_lenn=4")})
-    result = run_launch(asked, LaunchOptions(run_root=tmp_path, observer=Observer()))
-    assert (result.status, result.attempts) == (LaunchStatus.CONFIG_ERROR, 1)
-    told = "this launch cannot start: 1 problem(s) - --set (train.seq_lenn)"
-    assert result.cause.startswith(told), result.cause

@@ -22,7 +22,6 @@ from runbook.launch.incident.flight import (
     read_nccl_rows,
 )
 from runbook.launch.watch.rank_state import RankState
-from runbook.launch.watch.watchdog import blame
 from runbook.records import End, LaunchStatus
 
 TOKEN = "ab" * 16
@@ -46,11 +45,7 @@ def steps(count: int) -> list[Op]:
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
-@pytest.mark.parametrize(
-    "strange",
-    [("all_gather", [[5]], ["Double"]), ("all_reduce", [[999]], ["Float"]), BUS,
-     ("all_reduce", [[1000]], ["Half"])],
-)  # fmt: skip
+@pytest.mark.parametrize("strange", [("all_gather", [[5]], ["Double"]), BUS, (*GRAD[:2], ["Half"])])
 def test_who_left_the_pattern_is_known_with_two_ranks(
     tmp_path: Path, culprit: int, strange: Op
 ) -> None:
@@ -63,18 +58,18 @@ def test_who_left_the_pattern_is_known_with_two_ranks(
     assert "desync at collective 19: rank 0:" in desync.text()
 
 
-def test_with_three_ranks_the_odd_one_out(tmp_path: Path) -> None:
-    for rank in range(3):
-        write(tmp_path, rank, [GRAD, BUS if rank != 2 else GRAD])
+@pytest.mark.parametrize(
+    ("ranks", "seq", "rank"),
+    [(([GRAD, BUS], [GRAD, BUS], [GRAD, GRAD]), 2, 2), (([GRAD], [BUS]), 1, None)],
+    ids=["the odd one of three", "nobody without a pattern"],
+)
+def test_who_is_accused_without_earlier_steps(
+    tmp_path: Path, ranks: tuple[list[Op], ...], seq: int, rank: int | None
+) -> None:
+    for number, ops in enumerate(ranks):
+        write(tmp_path, number, ops)
     desync = find_desync(read_flights(tmp_path, token=TOKEN))
-    assert desync is not None and (desync.seq, desync.rank) == (2, 2)
-
-
-def test_without_a_pattern_nobody_is_accused(tmp_path: Path) -> None:
-    write(tmp_path, 0, [GRAD])
-    write(tmp_path, 1, [BUS])
-    desync = find_desync(read_flights(tmp_path, token=TOKEN))
-    assert desync is not None and desync.rank is None
+    assert desync is not None and (desync.seq, desync.rank) == (seq, rank)
 
 
 def test_damaged_foreign_and_strange_records_are_left_out(tmp_path: Path) -> None:
@@ -87,16 +82,6 @@ def test_damaged_foreign_and_strange_records_are_left_out(tmp_path: Path) -> Non
     odd = {"token": TOKEN, "entries": [None, [], ["x"] * 6, [1, "op", 5, None, 7, True]]}
     (tmp_path / "flight_rank1.json").write_text(json.dumps(odd))
     assert len(read_flights(tmp_path, token=TOKEN)[1].collectives) == 1
-
-
-def test_the_rank_that_entered_fewer_collectives_is_waited_for(tmp_path: Path) -> None:
-    ranks = [
-        RankState(rank=rank, path=tmp_path, event="fetched", phase="step", step=7, mono=mono)
-        for rank, mono in ((0, 1.0), (1, 2.0))
-    ]
-    assert blame(ranks, {}).rank == 0  # silent longest
-    assert blame(ranks, {}, entered={0: 40, 1: 39}).rank == 1
-    assert blame(ranks, {}, entered={1: 39}).rank == 0  # not all have told
 
 
 def test_an_aborted_rank_is_a_desync_by_the_others_record(tmp_path: Path) -> None:
@@ -143,20 +128,11 @@ def dump(ops: list[Op]) -> dict[str, Any]:
     """What torch puts into a dump (its FlightRecorder, version 2.10), cut to what is read here."""
     entries = [
         {
-            "record_id": seq - 1,
-            "pg_id": 0,
-            "process_group": ("0", "default_pg"),
             "collective_seq_id": seq,
-            "p2p_seq_id": 0,
-            "op_id": seq,
             "profiling_name": f"nccl:{op}",
             "time_created_ns": seq * 10_000_000,
             "input_sizes": [tuple(size) for size in sizes] if seq % 2 else sizes,
             "input_dtypes": types,
-            "output_sizes": sizes,
-            "state": "scheduled",
-            "retired": False,
-            "timeout_ms": 600_000,
             "is_p2p": False,
         }
         for seq, (op, sizes, types) in enumerate(ops, start=1)

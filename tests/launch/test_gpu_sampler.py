@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook.folder.launch.documents import GPU_SAMPLES, read_json_object
+from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.rows import read_rows
-from runbook.folder.launch.shapes import DEVICE_COUNTERS, DEVICES, shaped
 from runbook.machine.gpu import devices as counters
-from runbook.machine.gpu.devices import AFTER, BEFORE, gpu_samples, write_devices
+from runbook.machine.gpu.devices import gpu_samples
 from tests.factory.programs import first_on_path, program
 from tests.launch.helpers import fake_launch, run
-from tests.shared import crowded
 
 
 def until_lines(path: Path, count: int) -> None:
@@ -104,53 +100,6 @@ def test_what_the_sampler_says_of_a_lost_card_is_kept_beside_the_rows(
 
 
 FIXTURES = Path(__file__).parents[1] / "machine" / "fixtures"
-
-
-def written(folder: Path, when: tuple[str, str] = BEFORE, **environment: str) -> dict[str, Any]:
-    write_devices(folder, when, environment)
-    problems: list[str] = []
-    document, _ = read_json_object(folder / when[0], problems)
-    assert document is not None
-    fitted, more = shaped(document, DEVICES, "devices")
-    assert problems + more == []
-    return fitted
-
-
-def test_nvidia_smi_is_asked_and_its_answer_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvidia_smi(tmp_path / "bin", monkeypatch, FIXTURES / "a100x2_pcie4.xml")
-    document = written(tmp_path)
-    assert (document["source"], document["problem"]) == ("nvidia-smi", "")
-    first, second = document["gpus"]
-    assert set(first["counters"]) == set(DEVICE_COUNTERS) and second["index"] == 1
-    found = first["counters"]
-    assert (found["ecc_corrected_aggregate"], found["ecc_uncorrected_aggregate"]) == (2, 7)
-    assert first["power"]["limit_w"] == first["power"]["default_w"]
-    assert first["sm_max_mhz"] == 1410
-    assert found["remap_pending"] == 0 and found["pcie_replays"] == 0
-    assert "<nvidia_smi_log>" in (tmp_path / "nvidia_smi_before.xml").read_text()
-    assert written(tmp_path, AFTER)["gpus"] == document["gpus"]
-
-
-def test_a_driver_that_hangs_ends_with_its_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nvidia_smi(tmp_path / "bin", monkeypatch, FIXTURES / "a100x2_pcie4.xml")
-    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 30\n")
-    began = time.monotonic()
-    assert write_devices(tmp_path, AFTER, {}, hurry=True) == ()
-    assert time.monotonic() - began < crowded(8)
-    document = json.loads((tmp_path / "devices_after.json").read_text())
-    assert "no answer within 2 s" in document["problem"] and document["source"] == ""
-
-
-@pytest.mark.gpu
-def test_a_real_driver_tells_its_counters(tmp_path: Path) -> None:
-    document = written(tmp_path)
-    assert document["source"] == "nvidia-smi"
-    first = document["gpus"][0]
-    assert first["counters"]["pcie_replays"] is not None and first["link"]["width"] >= 1
 
 
 SOURCE = Path(__file__).with_name("nvml_stand_in.c")

@@ -7,16 +7,14 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryFile
 
 import pytest
 
-from phases.kit import OTHER_WORK_SHARE
 from runbook.folder import LOAD_JSON, RESOURCES_CSV
-from runbook.folder.launch.documents import RESOURCES, Load, load_of
+from runbook.folder.launch.documents import RESOURCES
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.kernel_lines import KernelLine, parse_lines
 from runbook.folder.launch.rows import read_rows
@@ -30,66 +28,21 @@ from runbook.records import End, LaunchStatus
 from tests.factory.programs import first_on_path, program
 from tests.launch.helpers import At, fake_launch, run
 
-_SPIN = "import sys; sys.stdout.write('x'); sys.stdout.flush()\nwhile True: pass"
-_WORK = "import time\nwhile time.process_time() < 1.0: pass"
 
-
-@contextmanager
-def busy_loops(count: int) -> Iterator[None]:
-    """So many processes of somebody else that compute all the time."""
-    loops = [
-        subprocess.Popen([sys.executable, "-c", _SPIN], stdout=subprocess.PIPE)
-        for _ in range(count)
-    ]
-    try:
-        for loop in loops:
-            assert loop.stdout is not None and loop.stdout.read(1) == b"x"
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.communicate()
-
-
-def load_in(folder: Path) -> Load:
-    found = load_of([json.loads((folder / LOAD_JSON).read_text())])
-    assert found is not None
-    return found
-
-
-def test_a_launch_beside_a_busy_machine_says_so(tmp_path: Path) -> None:
-    launch = fake_launch("--dt", "0.05", steps=40)
-    with busy_loops(load_cpus()):
-        assert run(launch, tmp_path).ok
-    load = load_in(tmp_path / launch.run_dir)
-    assert load.others > OTHER_WORK_SHARE
-    assert load.taken <= 1.05
-
-
-def load_cpus() -> int:
-    """As many loops as CPUs: enough whatever else the scheduler has to do."""
-    import psutil
-
-    return psutil.cpu_count() or 1
-
-
-def test_our_own_work_is_not_that_of_others(tmp_path: Path) -> None:
+def test_work_of_ended_children_is_ours_and_not_that_of_others(tmp_path: Path) -> None:
     meter = LoadMeter()
-    workers = [subprocess.Popen([sys.executable, "-c", _WORK]) for _ in range(2)]
-    for worker in workers:
-        assert worker.wait() == 0
-    meter.write(tmp_path)
+    others = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        work = "import time\nwhile time.process_time() < 1.0: pass"
+        subprocess.run([sys.executable, "-c", work], check=True)
+        load = meter.write(tmp_path)
+    finally:
+        others.kill()
+        others.wait()
     document = json.loads((tmp_path / LOAD_JSON).read_text())
-    assert document["own_s"] >= 2.0, "children that ended are ours"
-    assert document["others_s"] <= document["busy_s"] - 2.0 + 0.1
-    assert document["total_s"] > 0 and document["problem"] == ""
-
-
-def test_several_launches_are_one_load_and_nothing_is_none() -> None:
-    quiet = {"problem": "", "cpus": 2, "total_s": 60.0, "others_s": 0.0, "steal_s": 0.0}
-    busy = quiet | {"total_s": 20.0, "others_s": 8.0, "steal_s": 4.0, "load_after": [3.0, 2.0, 1.0]}
-    assert load_of([quiet, None, busy]) == Load(cpus=2, others=0.1, steal=0.05, highest=3.0)
-    assert load_of([]) is load_of([None]) is load_of([{"problem": "none"}]) is None
+    assert document["own_s"] >= 0.9 and document["others_s"] >= 0.3
+    assert document["others_s"] <= document["busy_s"] - 1.0 + 0.1
+    assert load is not None and load.others > 0 and load.taken <= 1.05
 
 
 def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path: Path) -> None:
@@ -132,15 +85,6 @@ def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path:
     assert grown["shm_mib"] == pytest.approx(2.0, abs=0.5)
     assert grown["folder_mib"] == pytest.approx(3.0, abs=0.5)
     assert after["step"] == 7 and after["free_mib"] > 0
-
-
-def test_a_rank_whose_process_is_elsewhere_or_gone_has_no_row(tmp_path: Path) -> None:
-    log = ResourceLog(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        child.wait()
-    gone = RankState(rank=0, path=tmp_path, pid=child.pid, handle=0)
-    log.look([gone, RankState(rank=1, path=tmp_path)])
-    assert not (tmp_path / RESOURCES_CSV).exists()
 
 
 RECORDED = """
@@ -197,12 +141,11 @@ def test_secrets_are_blanked_and_a_flood_is_counted(
 def test_a_log_that_cannot_be_read_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("dmesg", "journalctl"):
-        program(tmp_path / "bin" / name, "echo 'Operation not permitted' >&2; exit 1")
+    program(tmp_path / "bin" / "dmesg", "echo 'Operation not permitted' >&2; exit 1")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
     assert window.source == "" and window.lines == []
-    for part in ("No such file", "dmesg: exit code 1: Operation not", "journalctl: exit code 1"):
+    for part in ("No such file", "dmesg: exit code 1: Operation not"):
         assert part in window.problem
 
 
@@ -226,20 +169,6 @@ def test_dmesg_stands_in_and_begins_after_its_last_line(
     assert window.lost and [line.text for line in window.lines] == ["NVRM: all anew"]
 
 
-def test_the_journal_stands_in_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    new = '{"__CURSOR": "s=2", "MESSAGE": "NVRM: Xid (PCI:0000:17:00): 79, off the bus"}'
-    program(tmp_path / "dmesg", "exit 1")
-    program(
-        tmp_path / "journalctl",
-        "for last; do :; done\ncase $last in\n"
-        '--lines=1) echo \'{"__CURSOR": "s=1", "MESSAGE": "old"}\';;\n'
-        f"--after-cursor=s=1) echo '{new}';;\nesac",
-    )
-    first_on_path(monkeypatch, tmp_path)
-    window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
-    assert window.source == "journalctl -k" and window.lines[0].xid == 79
-
-
 XID = "NVRM: Xid (PCI:0000:17:00): {}, pid=7"
 CRASH = End(status=LaunchStatus.CRASHED, cause="rank 1 ended: CUDA error", culprit_rank=1)
 OURS = ("0000:17:00",)
@@ -249,17 +178,15 @@ def lines(*numbers: int) -> list[KernelLine]:
     return parse_lines([XID.format(number) for number in numbers])
 
 
-@pytest.mark.parametrize("number", [48, 64, 74, 79, 94, 95, 119, 120])
-def test_an_xid_that_no_program_causes_is_a_hardware_error(number: int) -> None:
+@pytest.mark.parametrize("number", [48, 64, 74, 79, 94, 95, 119, 120, 13, 31, 43, 45, 63, 92, 999])
+def test_an_xid_that_no_program_causes_is_a_hardware_error_and_any_other_is_named(
+    number: int,
+) -> None:
     end = with_kernel_log(CRASH, lines(number), slots=OURS, pids={})
-    assert end.status is LaunchStatus.HARDWARE_ERROR and end.culprit_rank == 1
-    assert end.cause.startswith(f"GPU 0000:17:00: Xid {number} (") and CRASH.cause in end.cause
-
-
-@pytest.mark.parametrize("number", [13, 31, 43, 45, 63, 92, 999])
-def test_an_xid_that_the_program_may_cause_leaves_it_a_crash_and_is_named(number: int) -> None:
-    end = with_kernel_log(CRASH, lines(number), slots=OURS, pids={})
-    assert end.status is LaunchStatus.CRASHED and f"Xid {number} (" in end.cause
+    hardware = number in (48, 64, 74, 79, 94, 95, 119, 120)
+    status = LaunchStatus.HARDWARE_ERROR if hardware else LaunchStatus.CRASHED
+    assert (end.status, end.culprit_rank) == (status, 1)
+    assert f"GPU 0000:17:00: Xid {number} (" in end.cause and CRASH.cause in end.cause
 
 
 def test_a_rank_that_the_kernel_killed_for_memory_is_told_by_its_log() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 
 from runbook.accounts.tables import written_account
 from runbook.launch.end import rank_exits
-from runbook.launch.nodes.ranks import OwnRanks
 from runbook.launch.observer import Observer
 from runbook.launch.watch import LOOKS_PER_S, RankWatch
 from runbook.launch.watch.live_status import LiveStatus
@@ -49,10 +47,8 @@ def say(folder: Path, ranks: int, step: int, *, pid: int | None = None) -> None:
         files.say(folder, number, files.record("step_end", rank=number, step=step, pid=pid))
 
 
-@pytest.mark.parametrize("ranks", [RANKS, 4 * RANKS])
-def test_more_ranks_are_not_more_looks_in_a_second(
-    tmp_path: Path, opened: list[str], ranks: int
-) -> None:
+def test_more_ranks_are_not_more_looks_in_a_second(tmp_path: Path, opened: list[str]) -> None:
+    ranks = 4 * RANKS
     say(tmp_path, ranks, 1)
     watch = RankWatch(tmp_path, TOKEN, time.monotonic())
     watch.wait(0.0)
@@ -63,19 +59,6 @@ def test_more_ranks_are_not_more_looks_in_a_second(
     # The look in whose interval the time ended counts too.
     assert len(opened) <= LOOKS_PER_S * (time.monotonic() - began) + ranks
     assert len(opened) >= ranks, "each was looked at"
-
-
-def test_what_a_rank_of_another_node_says_is_read_once(tmp_path: Path, opened: list[str]) -> None:
-    """No process of this machine has that number, as on the node of another agent."""
-    watch = OwnRanks(tmp_path, TOKEN, time.monotonic(), node_token="n")
-    say(tmp_path, RANKS, 1, pid=2**22 + 1)
-    watch.update()
-    opened.clear()
-    say(tmp_path, RANKS, 2, pid=2**22 + 1)
-    opened.clear()
-    watch.update()
-    assert opened == []
-    assert {state.pid for state in watch.ranks.values()} == {None}
 
 
 def test_a_rank_waits_for_another_slow_one_and_not_for_itself() -> None:
@@ -166,15 +149,3 @@ def test_rows_that_are_kept_in_memory(tmp_path: Path, header: bool) -> None:
         "training.csv was up to 5 steps behind what rank 0 said of itself while it ran: its rows "
         "were not written as they came"
     ]
-
-
-def test_files_of_another_machine_may_come_late(tmp_path: Path) -> None:
-    run = Written(tmp_path)
-    run.say("step_start", 1)
-    run.look()
-    run.watch.ranks[0].elsewhere = True
-    run.say("progress", 2)
-    run.look()
-    assert run.account() == []
-    line = json.loads((tmp_path / "heartbeat_rank0.jsonl").read_text().splitlines()[-1])
-    assert line["event"] == "progress", "else nothing was told"

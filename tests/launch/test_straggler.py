@@ -37,14 +37,11 @@ def load(cpus: int, *, others: float, steal: float = 0.0) -> Load:
 @pytest.mark.parametrize(
     ("busy", "blamed"),
     [
-        (load(2, others=0.05), True),
         (load(2, others=0.49), True),  # the CPUs lacked less than the 21 ms of 20 ms a step
         (load(2, others=0.6), False),
         (load(2, others=0.1, steal=0.5), False),
         (load(16, others=0.6), True),  # six free CPUs for two ranks
-        (load(16, others=0.99), False),
         (load(1, others=0.0), True),  # one CPU too few: no more than 20 ms a step
-        (load(1, others=0.1), False),
         (None, True),
     ],
 )

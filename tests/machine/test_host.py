@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,7 +13,7 @@ import pytest
 
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.machine import host
-from runbook.machine.host import Seen, find_trainers, live_processes
+from runbook.machine.host import Seen, find_trainers
 
 
 def test_infiniband_ports_with_their_state(tmp_path: Path) -> None:
@@ -43,14 +42,6 @@ def test_memory_is_that_of_the_container_if_less(tmp_path: Path) -> None:
     assert host.memory_total_gib(tmp_path) == 0.25
 
 
-def test_cpu_quota_of_a_container(tmp_path: Path) -> None:
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert host.cgroup_cpu_limit(tmp_path) == 1.5
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert host.cgroup_cpu_limit(tmp_path) is None
-    assert host.cgroup_cpu_limit(tmp_path / "absent") is None
-
-
 def test_write_speed_leaves_nothing_behind(tmp_path: Path) -> None:
     assert host.write_speed_mib_s(tmp_path, size_mib=2) > 0
     assert list(tmp_path.iterdir()) == []
@@ -68,24 +59,6 @@ def test_a_held_port_is_not_free_and_names_its_owner() -> None:
 
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
-
-
-def test_a_launched_process_is_found_by_its_token_and_told_from_a_leftover() -> None:
-    token = f"feed{os.getpid():08x}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", SLEEP],
-        env={**os.environ, "RUNBOOK_RUN_TOKEN": token},
-        stdout=subprocess.PIPE,
-    )
-    with child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        mine = [found for found in find_trainers() if found.token == token]
-        assert [found.pid for found in mine] == [child.pid]
-        assert not mine[0].orphan, "its parent, this test, is alive"
-        assert "time.sleep(60)" in str(mine[0])
-        child.kill()
-    assert not [found for found in find_trainers() if found.token == token]
 
 
 def test_a_whole_tree_belongs_to_whoever_started_its_top() -> None:
@@ -143,19 +116,6 @@ def test_a_trainer_that_somebody_left_is_named_with_its_pid_and_left_alone() -> 
         assert psutil.pid_exists(pid)
     finally:
         os.kill(pid, 9)
-
-
-def test_a_dead_process_that_nobody_waited_for_is_none_of_a_run() -> None:
-    token = f"cafe{os.getpid():08x}"
-    child = subprocess.Popen(
-        [sys.executable, "-c", "pass"], env={**os.environ, "RUNBOOK_RUN_TOKEN": token}
-    )
-    deadline = time.monotonic() + 120
-    while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    assert child.pid not in {seen.pid for seen in live_processes()}
-    child.wait()
 
 
 def test_everything_wrong_with_the_environment_is_listed() -> None:

@@ -36,15 +36,6 @@ def named(drafts: Iterable[Fact]) -> dict[str, Fact]:
     return {draft.name: draft for draft in drafts}
 
 
-def test_the_worse_of_two_links_speaks_and_the_note_names_both() -> None:
-    found = named(gpu_drafts(load("a100x2_gen3_degraded"), {}))
-    assert found["gpu.pcie_gen"].value == 3
-    assert found["gpu.pcie_gen"].note == "GPU 0: 4, GPU 1: 3"
-    assert found["gpu.pcie_gen_max"].value == 4
-    assert found["gpu.pcie_width"].value == 8
-    assert found["gpu.pcie_width"].note == "GPU 0: 16, GPU 1: 8"
-
-
 def test_topology_pairs_once_and_without_network_cards() -> None:
     text = (FIXTURES / "topo_nvlink.txt").read_text(encoding="utf-8")
     assert parse_topology(text) == {(0, 1): "NV12", (0, 2): "SYS", (1, 2): "SYS"}
@@ -52,12 +43,6 @@ def test_topology_pairs_once_and_without_network_cards() -> None:
         (0, 1): "NODE"
     }
     assert parse_topology("") == {}
-
-
-def test_unknown_topology_is_no_value_and_never_no_nvlink() -> None:
-    problem = "nvidia-smi: exit code 3"
-    drafts = named(gpu_drafts(load("a100x2_pcie4"), {}, topology_problem=problem))
-    assert (drafts["gpu.nvlink"].value, drafts["gpu.nvlink"].note) == (None, problem)
 
 
 def test_elements_that_a_driver_lacks_are_no_value() -> None:
@@ -74,10 +59,8 @@ def test_elements_that_a_driver_lacks_are_no_value() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "cannot be read"),
-        ("<nvidia_smi_log><gpu>", "cannot be read"),
-        ("<html></html>", "expected <nvidia_smi_log>"),
         ("No devices were found", "cannot be read"),
+        ("<html></html>", "expected <nvidia_smi_log>"),
     ],
 )
 def test_what_is_no_such_document_is_refused(text: str, message: str) -> None:
@@ -92,17 +75,6 @@ def test_truncation_anywhere_never_invents_a_gpu() -> None:
             parse_nvidia_smi(text[:cut])
 
 
-def test_entities_are_not_expanded_without_bound() -> None:
-    levels = "".join(
-        f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' if n else '<!ENTITY a0 "aaaaaaaaaa">'
-        for n in range(10)
-    )
-    body = "<nvidia_smi_log><driver_version>&a9;</driver_version></nvidia_smi_log>"
-    bomb = f"<!DOCTYPE x [{levels}]>{body}"
-    with pytest.raises(RunbookError):
-        parse_nvidia_smi(bomb)
-
-
 def test_without_nvidia_smi_every_fact_is_there_and_says_why() -> None:
     without = no_gpu_drafts("no nvidia-smi on this machine", file="host.json", torch_count=0)
     values = {draft.name: draft.value for draft in without}
@@ -110,6 +82,11 @@ def test_without_nvidia_smi_every_fact_is_there_and_says_why() -> None:
     assert all(draft.note for draft in without)
     assert values.pop("gpu.count") == 0
     assert set(values.values()) == {None}
+
+
+def asked(folder: Path, **environment: str) -> dict[str, Fact]:
+    how = {"torch_count": None, "torch_uuids": (), "host_file": "host.json"}
+    return named(collect_gpus(folder, environment=environment, **how))
 
 
 def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
@@ -120,21 +97,14 @@ def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
     script += f"exec cat {FIXTURES}/a100x2_busy.xml"
     first_on_path(monkeypatch, program(tmp_path / "bin/nvidia-smi", script).parent)
 
-    def asked(environment: dict[str, str]) -> dict[str, Fact]:
-        return named(
-            collect_gpus(
-                run_root, torch_count=2, torch_uuids=(), environment=environment, host_file="x.json"
-            )
-        )
-
-    facts = asked({})
+    facts = asked(run_root)
     assert facts["gpu.processes"].value == 1, "Xorg draws, it does not compute"
     assert facts["gpu.processes"].note == "GPU 0: pid 48211 /usr/bin/python3 49120 MiB"
     assert facts["gpu.nvlink"].value is True
     assert {draft.path for draft in facts.values()} == {"nvidia_smi.xml", "nvidia_topo.txt"}
     kept = (run_root / "nvidia_smi.xml").read_text(encoding="utf-8")
     assert parse_nvidia_smi(kept) == load("a100x2_busy")
-    other = asked({"CUDA_VISIBLE_DEVICES": "1"})
+    other = asked(run_root, CUDA_VISIBLE_DEVICES="1")
     assert other["gpu.processes"].value == 0, "the variable of a launch decides"
     assert other["gpu.count"].note == "GPU 1 of 2, CUDA_VISIBLE_DEVICES=1"
 
@@ -150,47 +120,10 @@ def test_a_broken_driver_is_a_reason_and_no_gpu_is_invented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, note: str
 ) -> None:
     first_on_path(monkeypatch, program(tmp_path / "nvidia-smi", script).parent)
-    facts = named(
-        collect_gpus(
-            tmp_path, torch_count=None, torch_uuids=(), environment={}, host_file="host.json"
-        )
-    )
+    facts = asked(tmp_path)
     assert facts["gpu.count"].value is None
     assert all(note in draft.note for draft in facts.values())
     assert (tmp_path / "nvidia_smi.xml").is_file()
-
-
-# Before Ampere: pages are retired, errors counted by the number of bits, reasons called throttle.
-VOLTA = """<nvidia_smi_log><driver_version>525.60.13</driver_version><gpu id="00000000:17:00.0">
-<uuid>GPU-1</uuid><mig_mode><current_mig>N/A</current_mig></mig_mode>
-<pci><replay_counter>3</replay_counter></pci>
-<clocks_throttle_reasons>
-<clocks_throttle_reason_hw_thermal_slowdown>Active</clocks_throttle_reason_hw_thermal_slowdown>
-<clocks_throttle_reason_sw_power_cap>Active</clocks_throttle_reason_sw_power_cap>
-<clocks_throttle_reason_gpu_idle>Not Active</clocks_throttle_reason_gpu_idle>
-</clocks_throttle_reasons>
-<ecc_errors><volatile>
-<single_bit><device_memory>4</device_memory><total>5</total></single_bit>
-<double_bit><device_memory>1</device_memory><total>1</total></double_bit>
-</volatile></ecc_errors>
-<retired_pages>
-<multiple_single_bit_retirement><retired_count>2</retired_count></multiple_single_bit_retirement>
-<double_bit_retirement><retired_count>1</retired_count></double_bit_retirement>
-<pending_retirement>Yes</pending_retirement>
-</retired_pages></gpu></nvidia_smi_log>"""
-
-
-def test_the_form_before_ampere() -> None:
-    smi = parse_nvidia_smi(VOLTA)
-    assert smi.driver == "525.60.13"
-    (gpu,) = smi.counted(smi.gpus)
-    found = gpu["counters"]
-    assert (found["ecc_corrected_volatile"], found["ecc_uncorrected_volatile"]) == (5, 1)
-    assert (found["retired_single_bit"], found["retired_double_bit"]) == (2, 1)
-    assert found["retired_pending"] == 1 and found["pcie_replays"] == 3
-    assert found["ecc_corrected_aggregate"] is None and found["remap_pending"] is None
-    assert gpu["clock_events"] == 0x40 | 0x4 and gpu["pci"] == "00000000:17:00.0"
-    assert "ecc_corrected_aggregate" in gpu["missing"]
 
 
 def test_seconds_of_reduced_clocks_are_counted_by_newer_drivers() -> None:
@@ -200,7 +133,7 @@ def test_seconds_of_reduced_clocks_are_counted_by_newer_drivers() -> None:
     hot = text.replace("sw_therm_slowdown>0 us<", "sw_therm_slowdown>1500000 us<")
     hot = hot.replace("hw_therm_slowdown>0 us<", "hw_therm_slowdown>250000 us<")
     assert parse_nvidia_smi(hot).gpus[0].counters["thermal_violation_s"] == 1.75
-    assert parse_nvidia_smi(VOLTA).gpus[0].counters["thermal_violation_s"] is None
+    assert load("h200x1").gpus[0].counters["thermal_violation_s"] is None
 
 
 EVERY = [
@@ -254,22 +187,14 @@ def test_a_healthy_pair_says_what_was_meant(driver: Driver, card: Card) -> None:
 
 
 FAULTS: dict[str, tuple[dict[str, Any], str, Any]] = {
-    "bytes of memory": ({"dram_uncorrectable": 3}, "gpu.ecc_uncorrected", 3),
-    "parity of the SRAM": ({"sram_parity": 1}, "gpu.ecc_uncorrected", 1),
-    "SEC-DED of the SRAM": ({"sram_secded": 2}, "gpu.ecc_uncorrected", 2),
-    "all three": (
+    "errors of three memories": (
         {"sram_secded": 2, "sram_parity": 1, "dram_uncorrectable": 4}, "gpu.ecc_uncorrected", 7,
     ),
     "corrected only": ({"dram_correctable": 9}, "gpu.ecc_uncorrected", 0),
     "remap pending": ({"remap_pending": True}, "gpu.remap_pending", True),
-    "remap failed": ({"remap_failure": True}, "gpu.remap_failure", True),
-    "MIG": ({"mig": True}, "gpu.mig", True),
-    "eight lanes": ({"pcie_width": 8}, "gpu.pcie_width", 8),
     "memory in use": ({"used_mib": 40_000}, "gpu.memory_used_mib", 40_000),
     "heat": ({"reasons": ("hw_thermal_slowdown",)}, "gpu.throttle",
              "GPU 1: hardware thermal slowdown"),
-    "power brake": ({"reasons": ("hw_power_brake_slowdown",)}, "gpu.throttle",
-                    "GPU 1: power brake"),
     "power cap": ({"reasons": ("sw_power_cap",)}, "gpu.caps", "GPU 1: power cap"),
     "held down": ({"power_limit_w": 225.0}, "gpu.power_limit", 0.75),
     "a tenant": ({"processes": (Process(pid=7, name="x", used_mib=9),)}, "gpu.processes", 1),

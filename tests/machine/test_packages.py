@@ -28,6 +28,7 @@ from runbook.machine.preflight import _git_drafts
 from runbook.records import RunRecord, Verdict
 from tests.factory import programs
 from tests.factory.programs import program
+from tests.factory.tables import table
 from tests.machine.test_nvidia import FIXTURES
 from tests.reports.samples import run as sample_run
 
@@ -66,12 +67,6 @@ def test_a_path_file_that_executes_and_belongs_to_no_package_is_named(
     assert startup_code() == [str(tmp_path / "zz.pth")]
 
 
-def test_a_package_that_shadows_ours_is_the_one_that_is_told(tmp_path: Path) -> None:
-    (tmp_path / "phases").mkdir()
-    (tmp_path / "phases" / "__init__.py").write_text("")
-    assert asked("package_folders()['phases']", tmp_path) == str(tmp_path / "phases")
-
-
 def test_a_clean_checkout_that_is_not_what_runs_is_dirty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,25 +97,7 @@ def shown(text: str | None, uuids: tuple[str, ...] = (), gpus: tuple[GpuState, .
     return "".join(str(gpu.index) for gpu in found)
 
 
-@pytest.mark.parametrize(
-    ("text", "indices"),
-    [
-        (None, "0123"),
-        ("", ""),
-        ("-1", ""),
-        ("NoDevFiles", ""),
-        ("1", "1"),
-        ("2, 0", "02"),
-        ("0,9,1", "0"),
-        ("0,-1,1", "0"),
-        ("1,1", ""),
-        ("GPU-bbbb", "2"),
-        ("GPU-aaaa", ""),
-        ("GPU-aaaa1111,GPU-cccc4444", "03"),
-        ("MIG-GPU-bbbb3333/1/0", "2"),
-        ("MIG-0d5e1a6e-7e3c-5e0a-9d2f-3f1c5a3e2b11", "3"),
-    ],
-)
+@table(__file__, "visible_devices")
 def test_the_variable_means_what_cuda_takes_it_for(text: str | None, indices: str) -> None:
     assert shown(text) == indices
 
@@ -132,14 +109,6 @@ def test_a_link_counts_between_visible_gpus_only() -> None:
         visible = [FOUR[index] for index in pair]
         drafts = {draft.name: draft for draft in gpu_drafts(three, links, visible=visible)}
         assert drafts["gpu.nvlink"].value is nvlink
-
-
-def test_a_card_without_mig_is_whole_and_a_silent_driver_is_not_known() -> None:
-    text = (FIXTURES / "h200x1.xml").read_text(encoding="utf-8")
-    assert parse_nvidia_smi(text).gpus[0].mig is False
-    for said, mig in (("N/A", False), ("Enabled", True), ("", None)):
-        changed = text.replace("<current_mig>Disabled", f"<current_mig>{said}")
-        assert parse_nvidia_smi(changed).gpus[0].mig is mig
 
 
 FIRST, SECOND = (f"<gpu><uuid>GPU-{one}</uuid></gpu>" for one in ("aaaa-1111", "bbbb-2222"))

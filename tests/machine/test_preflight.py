@@ -10,7 +10,7 @@ import pytest
 
 from runbook.folder.facts import finish
 from runbook.machine.host import ask_torch
-from runbook.machine.preflight import collect_preflight, load_drafts
+from runbook.machine.preflight import collect_preflight
 from runbook.process import run_tool
 from runbook.records.evidence import Fact
 from tests.shared import crowded
@@ -77,22 +77,6 @@ def test_the_artifacts_bear_the_runbooks_names(collected: tuple[Path, dict[str, 
         assert (folder / "git_sha.txt").read_text().strip() == facts["git.sha"].value
 
 
-def test_the_trainer_and_torch_are_really_imported(collected: tuple[Path, dict[str, Fact]]) -> None:
-    _, facts = collected
-    import importlib.metadata
-
-    assert facts["trainer.imports"].value is True, facts["trainer.imports"].note
-    version = importlib.metadata.version("torch")
-    assert str(facts["torch.version"].value).startswith(version.partition("+")[0])
-
-
-def test_a_trainer_that_cannot_be_imported_says_why() -> None:
-    answers = ask_torch(trainer="nsa.no_such_trainer")
-    assert answers.version is not None
-    assert answers.trainer_imports is False
-    assert "no_such_trainer" in answers.trainer_error
-
-
 def test_a_trainer_that_kills_python_does_not_take_torchs_answers_along(tmp_path: Path) -> None:
     (tmp_path / "deadly.py").write_text("import os\nos._exit(7)\n")
     with pytest.MonkeyPatch.context() as patch:
@@ -149,10 +133,3 @@ def test_a_fact_without_value_and_reason_is_a_defect(tmp_path: Path) -> None:
         finish([Fact(name="a", value=None, path="f")], tmp_path)
     with pytest.raises(RuntimeError, match="two facts"):
         finish([Fact(name="a", value=1, path="f"), Fact(name="a", value=2, path="f")], tmp_path)
-
-
-def test_where_there_is_no_shared_memory_it_is_said(tmp_path: Path) -> None:
-    facts = {one.name: one for one in load_drafts(tmp_path)}
-    for name in ("host.shm_gib", "host.shm_free_gib"):
-        assert facts[name].value is None and "No such file" in facts[name].note
-    assert isinstance(facts["host.busy_cpus"].value, float)

@@ -24,11 +24,12 @@ from runbook.machine.surroundings import (
     FILES,
     MEMORY,
     TASKS,
-    Allowance,
     limit_met,
+    nothing_starts,
     surroundings_problems,
 )
 from runbook.records import LaunchStatus
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, run
 
 _RUNBOOK = [sys.executable, "-P", "-m", "runbook"]
@@ -68,20 +69,7 @@ def refused(line: str, cwd: Path, named: str, way: str, *before: str) -> None:
     assert shell(f"{line}; {way}; {_ASK}", cwd, *before).stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    ("limit", "named", "lifted"),
-    [
-        ("-S -v 307200", "map more than 0.293 GiB of memory (`ulimit -v`)", "unlimited"),
-        ("-S -d 1048576", "map more than 1 GiB of memory (`ulimit -d`)", "unlimited"),
-        (
-            "-S -t 20",
-            "compute for more than 20 s (`ulimit -t`), and a run may take 120 s",
-            "unlimited",
-        ),
-        ("-S -f 1024", "be larger than 1 MiB (`ulimit -f`)", "unlimited"),
-        ("-S -n 400", "open more than 400 files (`ulimit -n`), and a run needs 512", "1024"),
-    ],
-)
+@table(__file__, "limits_too_small")
 def test_a_limit_that_no_run_fits_into_is_refused_and_the_printed_way_lifts_it(
     tmp_path: Path, limit: str, named: str, lifted: str
 ) -> None:
@@ -196,25 +184,12 @@ def met(
     return limit_met(cause, signals=signals, duration_s=duration_s, folder=folder, least_free=free)
 
 
-@pytest.mark.parametrize(
-    ("allowance", "size", "cause", "signal"),
-    [
-        (MEMORY[0], 1 << 50, "RuntimeError: DefaultCPUAllocator: can't allocate memory", ""),
-        (MEMORY[0], 1 << 50, "ImportError: libtorch_cpu.so: failed to map segment", ""),
-        (MEMORY[1], 1 << 50, "MemoryError: ", ""),
-        (FILE, 1 << 50, "OSError: [Errno 27] File too large: 'step_12'", ""),
-        (FILE, 1 << 50, "rank 0 was ended by SIGXFSZ", "SIGXFSZ"),
-        (TASKS, 1000, "BlockingIOError: [Errno 11] Resource temporarily unavailable", ""),
-        (TASKS, 1000, "RuntimeError: can't start new thread", ""),
-        (FILES, 1000, "OSError: [Errno 24] Too many open files: 'training.csv'", ""),
-        (CPU, 1 << 28, "rank 0 was ended by SIGXCPU", "SIGXCPU"),
-        (CPU, 1 << 28, "rank 0 was ended by SIGKILL, cause unknown", "SIGKILL"),
-    ],
-)
+@table(__file__, "ends_by_limits")
 def test_an_end_is_put_down_to_a_limit_only_where_the_machine_sets_one(
-    tmp_path: Path, allowance: Allowance, size: int, cause: str, signal: str
+    tmp_path: Path, flag: str, size: int, cause: str, signal: str
 ) -> None:
     """A trainer that limits itself, or only says so, ends by its own fault."""
+    (allowance,) = (one for one in (*MEMORY, CPU, FILE, FILES, TASKS) if one.flag == flag)
     assert met(cause, tmp_path, signal) == ""
     with soft_limit(allowance.number, size):
         told = met(cause, tmp_path, signal)
@@ -247,51 +222,6 @@ def test_a_launch_that_meets_the_limit_of_the_machine_is_no_fault_of_its_trainer
     assert "MemoryError" in result.cause
 
 
-_IN_A_GROUP = """
-import os, shutil, sys
-from pathlib import Path
-from tests.launch.helpers import fake_launch, run
-group, limit = Path(sys.argv[1]), sys.argv[2]
-(group / "cgroup.procs").write_text(str(os.getpid()))
-(group / "pids.max").write_text(limit)
-try:
-    result = run(fake_launch(), Path.cwd())
-finally:
-    (group / "pids.max").write_text("max")
-print(result.status, result.cause)
-"""
-
-
-@pytest.fixture
-def group() -> Iterator[Path]:
-    """A control group of processes in which nothing is yet."""
-    tops = [Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")]
-    top = next((one for one in tops if (one / "cgroup.procs").exists()), tops[0])
-    path = top / f"runbook-test-{os.getpid()}"
-    try:
-        path.mkdir()
-    except OSError as error:
-        pytest.skip(f"this machine does not permit a control group ({error.strerror})")
-    try:
-        if not (path / "pids.max").exists():
-            pytest.skip("control groups here do not count processes")
-        yield path
-    finally:
-        path.rmdir()
-
-
-@pytest.mark.parametrize("limit", [1, 3])
-def test_a_launch_in_a_group_of_too_few_processes_is_no_fault_of_its_trainer(
-    tmp_path: Path, group: Path, limit: int
-) -> None:
-    """The harness itself cannot start the launch, or the launch its ranks."""
-    line = shlex.join([sys.executable, "-c", _IN_A_GROUP, str(group), str(limit)])
-    told = shell(line, tmp_path)
-    begins = f"environment_error this container or control group may have no more than {limit} "
-    assert told.stdout.startswith(begins), told.stderr + told.stdout
-    assert "--pids-limit" in told.stdout and "Resource temporarily unavailable" in told.stdout
-
-
 def test_who_leaks_threads_where_there_is_room_for_them_is_to_blame(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,10 +236,13 @@ def test_who_leaks_threads_where_there_is_room_for_them_is_to_blame(
             least_free=1 << 50,
         )
         assert ("(pids.max)" in told) is blamed
+    assert "(pids.max)" in nothing_starts(RuntimeError("can't start new thread"))
+    assert nothing_starts(RuntimeError("another one")) == ""
 
 
 _FILLS = """
 from pathlib import Path
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, run
 result = run(fake_launch("--fault", "fill", "--on-rank", "0"), Path("small").resolve())
 print(result.status, result.cause)

@@ -10,7 +10,7 @@ import pytest
 
 from nsa.contract import package_digest
 from runbook.launch import inputs as commits
-from runbook.launch.inputs import build_environment
+from runbook.launch.command import build_environment
 from tests.factory.programs import git
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from runbook.errors import ProgramExit
 from runbook.folder.manifest import check_manifest
-from runbook.launch.inputs import CHECKOUTS
+from runbook.launch.command import CHECKOUTS
 from runbook.process.reaper import carriers
 from runbook.records import Outcome, RunRecord
 from tests.cli.shell import environment

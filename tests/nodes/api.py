@@ -23,7 +23,6 @@ KINDS = {
     "jobs": ("batch/v1", "Job"),
     "pods": ("v1", "Pod"),
     "services": ("v1", "Service"),
-    "events": ("v1", "Event"),
     "nodes": ("v1", "Node"),
     "persistentvolumeclaims": ("v1", "PersistentVolumeClaim"),
 }
@@ -33,35 +32,8 @@ _REVIEWS = "/apis/authorization.k8s.io/v1"
 Object = dict[str, Any]
 
 
-def _discovery() -> dict[str, Object]:
-    """What kubectl asks first: which groups and kinds there are."""
-    versions = {
-        name: {"groupVersion": f"{name}/v1", "version": "v1"}
-        for name in ("batch", "authorization.k8s.io")
-    }
-    groups = [
-        {"name": name, "versions": [version], "preferredVersion": version}
-        for name, version in versions.items()
-    ]
-    verbs = ["create", "delete", "get", "list", "patch", "watch"]
-    resources: dict[str, list[Object]] = {_REVIEWS: []} | {where: [] for where in GROUPS.values()}
-    for plural, (api, kind) in KINDS.items():
-        told = {"name": plural, "kind": kind, "verbs": verbs, "singularName": kind.lower()}
-        resources[GROUPS[api]].append(told | {"namespaced": plural != "nodes"})
-    return {
-        "/api": {"kind": "APIVersions", "versions": ["v1"]},
-        "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
-    } | {
-        where: {
-            "kind": "APIResourceList",
-            "groupVersion": where.removeprefix("/apis/").removeprefix("/api/"),
-            "resources": found,
-        }
-        for where, found in resources.items()
-    }
-
-
-DISCOVERY = _discovery()
+# What kubectl asks first: which groups and kinds there are.
+DISCOVERY = json.loads(Path(__file__).with_name("discovery.json").read_text("utf-8"))
 # The document of an older kubectl, with no kind in it: then it checks nothing itself.
 OPENAPI_V2 = "\n\x032.0\x12\x06\n\x01x\x12\x011"
 

@@ -92,24 +92,6 @@ def place(request: pytest.FixtureRequest) -> Place:
 def pod(tmp_path: Path) -> Path:
     """A pod file that shares the test's folder."""
     path = tmp_path / "pod.yaml"
-    path.write_text(POD.format(shared=tmp_path))
+    text = Path(__file__).with_name("pod.yaml").read_text("utf-8")
+    path.write_text(text.replace("SHARED", str(tmp_path)))
     return path
-
-
-POD = """
-apiVersion: v1
-kind: Pod
-metadata:
-  namespace: training
-  labels: {{team: nsa}}
-spec:
-  nodeSelector: {{pool: gpu}}
-  containers:
-  - name: trainer
-    image: registry.example/nsa-runbook:1
-    env: [{{name: HF_HOME, value: /hf}}]
-    volumeMounts: [{{name: shared, mountPath: {shared}}}]
-  volumes:
-  - name: shared
-    persistentVolumeClaim: {{claimName: shared}}
-"""

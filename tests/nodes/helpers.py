@@ -19,12 +19,12 @@ from runbook.engine.verify import verify_run
 from runbook.folder import run_folders
 from runbook.folder.manifest import check_manifest
 from runbook.launch import Budgets, LaunchOptions, adopt_launch, run_launch
-from runbook.launch.kubernetes.cluster import KubernetesCluster
+from runbook.launch.kubernetes import KubernetesCluster
 from runbook.launch.kubernetes.manifests import Request, read_pod
 from runbook.launch.nodes import NodesLauncher
 from runbook.launch.nodes.files import JOB_JSON, NODE_TOKEN_VARIABLE
 from runbook.launch.observer import Observer
-from runbook.launch.slurm.cluster import SlurmCluster
+from runbook.launch.slurm import SlurmCluster
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch

@@ -84,22 +84,12 @@ class Cluster(Api):
         """The pod that runs on a node."""
         return next(pod for pod in self.all("pods") if pod["spec"].get("nodeName") == node)
 
-    def evict(self, node: str, reason: str = "EvictionByEvictionAPI", message: str = "") -> None:
-        """What a drain does, or a pod of a higher priority."""
+    def evict(self, node: str) -> None:
+        """What a drain does."""
         with self.lock:
             pod = self.pod_on(node)
-            _set(pod, "DisruptionTarget", "True", reason, message)
+            _set(pod, "DisruptionTarget", "True", "EvictionByEvictionAPI", "")
             self.delete("pods", pod["metadata"]["name"], {})
-
-    def fail(self, node: str, *, reason: str = "", container: str = "Error") -> None:
-        """What a kubelet does: of a pod, such as Evicted, or its kernel, such as OOMKilled."""
-        with self.lock:
-            pod = self.pod_on(node)
-            name = pod["metadata"]["name"]
-            self._kill(name)
-            self._ended(pod, -9, reason=container)
-            if reason:
-                pod["status"] |= {"reason": reason, "message": "The node was low on resource: m"}
 
     def power_off(self, node: str) -> None:
         """Its processes end at once, and nobody says so."""
@@ -136,9 +126,6 @@ class Cluster(Api):
         ending = "deletionTimestamp" in job["metadata"]
         if not status.get("startTime") and not ending:
             status |= {"startTime": now(), "began": time.monotonic()}
-            if "pods" in self.quota:
-                self._warn(job, "FailedCreate", "exceeded quota: gpus")
-                return
             for index in range(spec["completions"]):
                 self._make_pod(job, index if indexed else None)
             return
@@ -230,13 +217,6 @@ class Cluster(Api):
 
     def _start(self, pod: Object) -> None:
         container = pod["spec"]["containers"][0]
-        if container["image"].startswith("absent"):
-            why = {
-                "reason": "ImagePullBackOff",
-                "message": f"Back-off pulling {container['image']}",
-            }
-            _state(pod, {"waiting": why})
-            return
         pod["status"]["podIP"] = "127.0.0.1"
         fields = {"spec.nodeName": pod["spec"]["nodeName"], "status.podIP": "127.0.0.1"}
         image = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
@@ -250,11 +230,6 @@ class Cluster(Api):
         }
         name = pod["metadata"]["name"]
         with (self.folder / f"{name}.log").open("ab") as log:
-            if not Path(container["command"][0]).is_file():
-                self._ended(
-                    pod, 128, reason="StartError", message="exec: no such file or directory"
-                )
-                return
             self.processes[name] = subprocess.Popen(
                 container["command"],
                 env=image | given,
@@ -267,11 +242,9 @@ class Cluster(Api):
         pod["status"]["phase"] = "Running"
         _state(pod, {"running": {"startedAt": now()}})
 
-    def _ended(self, pod: Object, code: int, *, reason: str = "Error", message: str = "") -> None:
+    def _ended(self, pod: Object, code: int) -> None:
         pod["status"]["phase"] = "Failed" if code else "Succeeded"
-        told = {"exitCode": code if code >= 0 else 128 - code}
-        told |= {"reason": reason if code else "Completed", "message": message}
-        _state(pod, {"terminated": told})
+        _state(pod, {"terminated": {"exitCode": code if code >= 0 else 128 - code}})
 
     def _terminate(self, pod: Object, grace_s: float | None) -> None:
         name = pod["metadata"]["name"]
@@ -323,12 +296,6 @@ class Cluster(Api):
             owners = service["metadata"].get("ownerReferences", ())
             if owners and owners[0]["uid"] not in uids:
                 del self.objects["services", service["metadata"]["name"]]
-
-    def _warn(self, job: Object, reason: str, message: str) -> None:
-        name = job["metadata"]["name"]
-        about = {"reason": reason, "message": message, "type": "Warning"}
-        about["involvedObject"] = {"name": name}
-        self.put("events", {"metadata": {"name": f"{name}.1"}, **about})
 
 
 def _set(document: Object, kind: str, status: str, reason: str, message: str) -> None:

@@ -24,7 +24,6 @@ from pathlib import Path
 import psutil
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel", "srun", "munged")
-PARTITION = "test"
 _SYSTEM = f"{os.defpath}:/usr/sbin:/usr/local/sbin"
 _UP_WITHIN_S = 90.0
 
@@ -187,48 +186,21 @@ class Cluster:
         raise TimeoutError(f"{what}: not within {_UP_WITHIN_S:g} s; see {self.folder}/log")
 
     def _configuration(self) -> str:
-        ports = _free_ports(len(self.names) + 1)
-        me = getpass.getuser()
-        lines = [
-            "ClusterName=loopback",
-            "SlurmctldHost=localhost(127.0.0.1)",
-            f"SlurmctldPort={ports[0]}",
-            f"SlurmUser={me}",
-            f"SlurmdUser={me}",
-            "AuthType=auth/munge",
-            f"AuthInfo=socket={self._socket}",
-            "CredType=cred/munge",
-            "CommunicationParameters=NoCtldInAddrAny,NoInAddrAny",
-            f"StateSaveLocation={self.folder}/state",
-            f"SlurmdSpoolDir={self.folder}/spool/%n",
-            f"SlurmctldPidFile={self.folder}/slurmctld.pid",
-            f"SlurmdPidFile={self.folder}/slurmd-%n.pid",
-            f"SlurmctldLogFile={self.folder}/log/slurmctld",
-            f"SlurmdLogFile={self.folder}/log/slurmd-%n",
-            "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
-            "SelectType=select/cons_tres",
-            "AccountingStorageType=accounting_storage/none",
-            "JobAcctGatherType=jobacct_gather/none",
-            "MpiDefault=none",
-            "SwitchType=switch/none",
-            "ReturnToService=2",
-            "SlurmdTimeout=15",
-            "KillWait=3",
-            "CompleteWait=0",
-            "MessageTimeout=10",
-            "SchedulerParameters=sched_interval=1,batch_sched_delay=0",
+        controller, *ports = _free_ports(len(self.names) + 1)
+        text = Path(__file__).with_name("slurm.conf").read_text("utf-8")
+        nodes = [
+            f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 "
+            "RealMemory=1000 State=UNKNOWN\n"
+            for name, port in zip(self.names, ports, strict=True)
         ]
-        for name, port in zip(self.names, ports[1:], strict=True):
-            lines.append(
-                f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=2 "
-                "RealMemory=1000 State=UNKNOWN"
-            )
-        lines.append(
-            f"PartitionName={PARTITION} Nodes={','.join(self.names)} Default=YES "
-            "MaxTime=INFINITE State=UP"
+        return text.format(
+            folder=self.folder,
+            socket=self._socket,
+            port=controller,
+            user=getpass.getuser(),
+            nodes="".join(nodes),
+            names=",".join(self.names),
         )
-        return "\n".join(lines) + "\n"
 
 
 def _free_ports(count: int) -> list[int]:

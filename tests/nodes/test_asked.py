@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,12 @@ import pytest
 from runbook.config.setup import RunOptions
 from runbook.engine.on_nodes import _gathered
 from runbook.engine.plan.prepare import prepare
-from runbook.errors import RunbookError, UsageError
+from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.folder.launch.documents import GPU_SAMPLES
-from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.launcher_api import launcher
-from runbook.launch.nodes import agent, files
-from runbook.launch.nodes.agent import Agent, Place
+from runbook.launch.nodes import files
 from runbook.launch.nodes.files import (
     NODE_JSONL,
     NODES,
@@ -29,10 +25,10 @@ from runbook.launch.nodes.files import (
     keep_nodes,
     kept_nodes,
 )
-from runbook.launch.observer import Observer
-from runbook.launch.slurm.cluster import SlurmCluster, agent_script, parse_job
+from runbook.launch.slurm import SlurmCluster, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
+from tests.factory.tables import table
 from tests.nodes import helpers
 
 KEPT = "slurm_nodes.json"
@@ -50,35 +46,12 @@ def test_the_ranks_are_spread_over_the_nodes_and_one_process_has_one() -> None:
     assert {"preflight.nodes", "preflight.nodes_alike"} <= set(setup.required)
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"launcher": "slum", "nodes": 2}, "no such launcher (did you mean 'slurm'?)"),
-        ({"launcher": "slurm", "nodes": 3}, "the 2 ranks of profile cpu cannot be spread evenly"),
-        ({"nodes": 2}, "--nodes is for --launcher kubernetes|slurm"),
-        ({"partition": "gpu"}, "--partition is for --launcher slurm"),
-        ({"launcher": "kubernetes", "partition": "gpu"}, "--partition is for --launcher slurm"),
-        ({"queue_s": 5.0}, "--queue-s is for --launcher kubernetes|slurm"),
-        (
-            {"launcher": "slurm", "nodes": 2, "profile": "a100x2_pcie4"},
-            "profile a100x2_pcie4 is for 1 node(s)",
-        ),
-        ({"launcher": "kubernetes"}, "name the pod to run in, kubernetes:POD.yaml"),
-        ({"launcher": "kubernetes:absent.yaml"}, "'absent.yaml' cannot be read: No such file"),
-        ({"launcher": "slurm:pod.yaml"}, "slurm takes no file"),
-    ],
-)
+@table(__file__, "what_does_not_fit")
 def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> None:
     asked: dict[str, object] = {"phases": "baseline", "profile": "cpu"} | fields
     with pytest.raises(UsageError) as refused:
         prepare(RunOptions(**asked))  # type: ignore[arg-type]
     assert words in str(refused.value)
-
-
-def test_one_machine_does_not_start_what_was_planned_for_two(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="planned for 2 nodes, and this starts on one machine"):
-        run_launch(prepare(ASKED).planned[0], LaunchOptions(run_root=tmp_path, observer=Observer()))
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
@@ -95,11 +68,6 @@ def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
     ):
         assert line in script.splitlines()
     assert "torchrun --rdzv-backend=c10d" in script and "--nnodes=2 --nproc_per_node=1" in script
-
-
-def test_a_folder_with_odd_characters_stays_one_word(tmp_path: Path) -> None:
-    folder = tmp_path / "it's %j; rm -rf x"
-    assert f"{folder}".replace("'", "'\"'\"'") in agent_script(folder)
 
 
 @pytest.mark.parametrize(
@@ -176,30 +144,6 @@ def test_preflight_names_the_nodes_in_the_order_in_which_launches_take_them(tmp_
     facts = _gathered(tmp_path, root.parent, helpers.Place(kind="slurm").launcher(tmp_path))
     assert facts[NODE_NAMES].value == "n1, n0, n2"
     assert kept_nodes(tmp_path / KEPT) == ("n1", "n0", "n2")
-
-
-def test_a_name_that_nobody_knows_is_told_long_before_the_job_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The file of the first node is there, and the cluster's name service fails."""
-    asked: list[str] = []
-
-    def unknown(name: str) -> str:
-        asked.append(name)
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(agent, "_NAMED_WITHIN_S", 0.3)
-    monkeypatch.setattr(socket, "gethostbyname", unknown)
-    meeting = files.Rendezvous(address="first.jobs", port=29400)
-    files.write_record(tmp_path / files.RENDEZVOUS_JSON, meeting)
-    (tmp_path / files.NODES / "k1").mkdir(parents=True)
-    job = files.Job(run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True, meet_s=600)
-    second = Place(node="k1", index=1, address="127.0.0.1", called="second.jobs")
-    began = time.monotonic()
-    with pytest.raises(RunbookError, match=r"the address of first\.jobs is not known"):
-        Agent(tmp_path, job, second)._meet()
-    assert set(asked) == {"first.jobs"} and len(asked) > 1
-    assert time.monotonic() - began < 60
 
 
 def test_the_documents_of_all_nodes_become_those_of_the_launch(tmp_path: Path) -> None:

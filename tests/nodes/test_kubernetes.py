@@ -13,12 +13,12 @@ import yaml
 from runbook.config.setup import RunOptions
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import UsageError
-from runbook.launch.kubernetes import Kubernetes
-from runbook.launch.kubernetes.cluster import JobState
+from runbook.launch.kubernetes import JobState
 from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
 from runbook.launch.nodes.files import Job
-from runbook.records import End, LaunchStatus
+from runbook.records import LaunchStatus
 from tests.cli.shell import inside, runbook
+from tests.factory.tables import table
 from tests.nodes.helpers import Place, two_ranks
 
 # The oldest and the newest one whose schemas are installed, and one between.
@@ -64,19 +64,6 @@ def test_a_dry_run_prints_what_kubectl_and_the_schemas_accept(
     )
     made = ["job.batch/runbook created (dry run)", "service/runbook created (dry run)"]
     assert (done.returncode, done.stdout.splitlines()) == (0, made[:nodes]), done.stderr
-
-
-def test_a_key_that_there_is_not_is_refused_by_both(in_kubernetes: Place, pod: Path) -> None:
-    """The two judges of the manifests do refuse."""
-    document = request(pod).job(two_ranks(), "x", ["true"], {})
-    document["spec"]["backoffLimits"] = document["spec"].pop("backoffLimit")
-    with pytest.raises(kubernetes_validate.ValidationError, match="backoffLimits"):
-        kubernetes_validate.validate(document, "1.32", strict=True)
-    done = subprocess.run(
-        ["kubectl", "create", "-f", "-"],
-        input=yaml.safe_dump(document), capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 1 and "backoffLimits" in done.stderr
 
 
 def test_the_job_has_what_the_pod_file_has_and_what_a_launch_needs(
@@ -129,27 +116,7 @@ def test_the_nodes_of_a_run_are_kept(pod: Path) -> None:
     assert list(affinity(pod, "a")) == ["preferredDuringSchedulingIgnoredDuringExecution"]
 
 
-CLAIM = "persistentVolumeClaim: {claimName: shared}"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("kind: Pod", "kind: Job", "kind: Input should be 'Pod', got 'Job'"),
-        ("image:", "images:", "spec.containers.0.image: missing"),
-        ("  volumes:", "  affinity: {}\n  volumes:", "spec.affinity: Input should be null"),
-        ("  volumes:", "  volumes: {}\n  volumen:", "spec.volumes: Input should be a valid"),
-        ("  volumes:", "  volumes: []\n  volumes:", "volumes"),
-        ("env: [", "command: [sh]\n    env: [", "spec.containers.0.command: Input should be null"),
-        ("mountPath: ", "mountPath: /other", "below no shared volume of the pod (mounted: /other"),
-        (CLAIM, "emptyDir: {}", "is below no shared volume of the pod (mounted: none)"),
-        (
-            "env: [",
-            "resources: {limits: {nvidia.com/gpu: 4}}\n    env: [",
-            "nvidia.com/gpu is 4, and the profile has 0 on each node",
-        ),
-    ],
-)
+@table(__file__, "pods_that_do_not_fit")
 def test_a_pod_that_does_not_fit_is_refused(pod: Path, old: str, new: str, words: str) -> None:
     text = pod.read_text()
     assert old in text
@@ -181,67 +148,79 @@ def test_what_is_missing_here_is_told_before_anything_starts(
     assert runbook("run", *words, cwd=tmp_path, KUBECONFIG="/dev/null").code == 2
 
 
-def test_no_kubectl_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert Kubernetes("pod.yaml").lacks() == ["--launcher kubernetes: no kubectl here"]
+def a_pod(state: dict[str, Any], *conditions: dict[str, str], **status: str) -> dict[str, Any]:
+    told = {"containerStatuses": [{"name": "trainer", "state": state}], "conditions": conditions}
+    spec = {"containers": [{"name": "trainer"}], "nodeName": "k1"}
+    return {"metadata": {"name": "a"}, "spec": spec, "status": {**told, **status}}
 
 
-def a_pod(name: str, state: dict[str, Any], **status: object) -> dict[str, Any]:
-    told = {"containerStatuses": [{"name": "trainer", "state": state}], **status}
-    spec = {"containers": [{"name": "trainer"}], "nodeName": f"node-{name}"}
-    return {"metadata": {"name": name}, "spec": spec, "status": told}
+def holds(kind: str, reason: str, message: str = "", status: str = "True") -> dict[str, str]:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
 
 
-def test_a_job_as_the_cluster_tells_it() -> None:
-    runs, waits = {"running": {}}, {"waiting": {"reason": "ContainerCreating"}}
-    job: dict[str, Any] = {"metadata": {}, "status": {}}
-    state = JobState(job=job, pods=(a_pod("b", runs), a_pod("a", waits)), nodes=2)
-    assert (state.waits, state.over, state.why) == (True, False, "ContainerCreating")
-    assert state.names() == ("node-a", "node-b")
-    state = JobState(job=job, pods=(a_pod("b", runs), a_pod("a", runs)), nodes=2)
-    assert (state.waits, state.over) == (False, False)
-    failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}
-    state = JobState(job=job | {"status": {"conditions": [failed]}}, pods=(), nodes=2)
-    assert (state.waits, state.over) == (False, True)
-    suspended = {"type": "Suspended", "status": "True", "reason": "JobSuspended"}
-    state = JobState(job=job | {"status": {"conditions": [suspended]}}, pods=(), nodes=2)
-    assert (state.waits, state.why) == (True, "JobSuspended")
+def told(*conditions: dict[str, str], pods: tuple[dict[str, Any], ...], **more: Any) -> JobState:
+    job = {"metadata": {}, "status": {"conditions": conditions}}
+    return JobState(**({"job": job, "pods": pods, "nodes": 1} | more))
 
 
-def ended(job: dict[str, Any], *pods: dict[str, Any], gone: bool = False) -> End:
-    state = JobState(job=job, pods=pods, nodes=2, logs=lambda name: f"{name} has no torch")
-    about = Job(run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
-    return state.ended(about, Path("/runs/x"), gone=gone, silent="1 of its 2 nodes")
-
-
-def terminated(code: int, reason: str) -> dict[str, Any]:
-    return a_pod("a", {"terminated": {"exitCode": code, "reason": reason}}, phase="Failed")
+RUNS: dict[str, Any] = {"running": {}}
 
 
 @pytest.mark.parametrize(
-    ("reason", "pods", "status", "words"),
+    ("state", "waits", "over", "why"),
     [
-        ("DeadlineExceeded", (), LaunchStatus.TIMED_OUT, "reached its time limit in Kubernetes"),
-        (
-            "BackoffLimitExceeded",
-            (terminated(28, "Error"),),
-            LaunchStatus.CRASHED,
-            "pod a on node node-a: no space left on device, in /runs/x",
-        ),
-        (
-            "BackoffLimitExceeded",
-            (terminated(2, "Error"),),
-            LaunchStatus.ENVIRONMENT_ERROR,
-            "job runbook-ab is over (BackoffLimitExceeded), but 1 of its 2 nodes did not say how; "
-            "a pod says: a has no torch",
-        ),
+        (told(pods=(a_pod({"waiting": {"reason": "ContainerCreating"}}),)), True, False,
+         "ContainerCreating"),
+        (told(pods=(a_pod({}, holds("PodScheduled", "Unschedulable", "0/2", "False")),)), True,
+         False, "Unschedulable: 0/2"),
+        (told(pods=(), event="FailedCreate: quota"), True, False, "FailedCreate: quota"),
+        (told(holds("Suspended", "JobSuspended"), pods=()), True, False, "JobSuspended"),
+        (told(pods=(a_pod(RUNS),)), False, False, ""),
+        (told(pods=(a_pod(RUNS),), nodes=2), True, False, ""),
+        (told(holds("Failed", "DeadlineExceeded"), pods=()), False, True, ""),
     ],
-)
+)  # fmt: skip
+def test_a_job_as_the_cluster_tells_it(state: JobState, waits: bool, over: bool, why: str) -> None:
+    assert (state.waits, state.over) == (waits, over)
+    assert state.why == (why or "Kubernetes gives no reason")
+
+
+def terminated(code: int, reason: str) -> dict[str, Any]:
+    return a_pod({"terminated": {"exitCode": code, "reason": reason}}, phase="Failed")
+
+
+TAKEN = "pod a on node k1 was taken away by Kubernetes: "
+
+
+@pytest.mark.parametrize(
+    ("reason", "pod", "status", "words"),
+    [
+        ("DeadlineExceeded", None, LaunchStatus.TIMED_OUT, "reached its time limit in Kubernetes"),
+        ("", terminated(28, "Error"), LaunchStatus.CRASHED,
+         "pod a on node k1: no space left on device, in /runs/x"),
+        ("", terminated(137, "OOMKilled"), LaunchStatus.OUT_OF_MEMORY,
+         "pod a on node k1 was killed for memory (OOMKilled)"),
+        ("", a_pod(RUNS, holds("DisruptionTarget", "PreemptionByScheduler")),
+         LaunchStatus.PREEMPTED, f"{TAKEN}PreemptionByScheduler"),
+        ("", a_pod(RUNS, reason="Evicted", message="low"), LaunchStatus.PREEMPTED,
+         f"{TAKEN}Evicted: low"),
+        ("", a_pod(RUNS, holds("DisruptionTarget", "DeletionByTaintManager")),
+         LaunchStatus.HARDWARE_ERROR, "pod a on node k1 lost its node: DeletionByTaintManager"),
+        ("BackoffLimitExceeded", terminated(2, "Error"), LaunchStatus.ENVIRONMENT_ERROR,
+         "job runbook-ab is over (BackoffLimitExceeded), but 1 of its 2 nodes did not say how; "
+         "a pod says: a has no torch"),
+    ],
+)  # fmt: skip
 def test_what_the_end_of_a_job_means(
-    reason: str, pods: tuple[dict[str, Any], ...], status: LaunchStatus, words: str
+    reason: str, pod: dict[str, Any] | None, status: LaunchStatus, words: str
 ) -> None:
-    failed = {"type": "Failed", "status": "True", "reason": reason}
-    end = ended({"metadata": {}, "status": {"conditions": [failed]}}, *pods)
+    about = Job(run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
+    over = {"gone": False, "silent": "1 of its 2 nodes"}
+    pods = (pod,) if pod else ()
+    state = told(holds("Failed", reason), pods=pods, logs=lambda name: f"{name} has no torch")
+    end = state.ended(about, Path("/runs/x"), **over)
     assert end.status is status and words in end.cause
+    assert end.node == ("k1" if status is LaunchStatus.HARDWARE_ERROR else "")
     # The cluster no longer knows it.
-    assert ended({}, gone=True).status is LaunchStatus.PREEMPTED
+    gone = told(pods=(), job={}).ended(about, Path("/runs/x"), **over)
+    assert gone.status is LaunchStatus.PREEMPTED

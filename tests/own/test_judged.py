@@ -18,6 +18,7 @@ from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
+from tests.factory.tables import rows, table
 from tests.own.runs import COUNTING, LOG, TRAINERS, document, judged, launched, profile_of
 from tests.own.test_run import runbook
 from tests.tiers import by_tier
@@ -48,42 +49,21 @@ def test_a_healthy_one_passes_what_can_be_told_and_nothing_else(tmp_path: Path) 
 SILENT = ("hang", "deaf")
 
 
-FAULTS = {
-    "die": ("completed", Outcome.FAIL, Reason.CRASH),
-    "kill": ("completed", Outcome.FAIL, Reason.CRASH),
-    "memory": ("completed", Outcome.FAIL, Reason.OUT_OF_MEMORY),
-    "hang": ("completed", Outcome.FAIL, Reason.HANG),
-    "nan": ("loss_finite", Outcome.FAIL, Reason.NON_FINITE),
-    "unsaid": ("loss_finite", Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
-    "flat": ("plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
-    "deaf": ("plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
-    "short": ("plausible", Outcome.INVALID, Reason.NOT_PLAUSIBLE),
-    "too_fast": ("accounts", Outcome.INVALID, Reason.UNBALANCED),
-    "every_rank": ("plausible", Outcome.INVALID, Reason.DAMAGED_ARTIFACT),
-    "one_rank": ("ranks_alive", Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT),
-    # Where ranks tell that they live: one that stops.
-    "behind": ("ranks_alive", Outcome.FAIL, Reason.MISMATCH),
-}
-SAID = {
-    "hang": "which one hangs is not known",
-    "die": "https://[redacted]@store ended early",
-    "behind": "rank 0 60, rank 1 40",
-    "too_fast": "by our clock: dt_s is a wrong column (perhaps a running mean)",
-}
+FAULTS = {row["fault"]: row for row in rows(__file__, "faults")}
 # How an end is read, and which rows count, is told in test_own_log.py without a launch.
 LONG = {"kill", "memory", "every_rank"}
 
 
 @pytest.mark.parametrize("fault", by_tier(FAULTS, fast=lambda fault: fault not in LONG))
 def test_each_fault_makes_its_check_fail(tmp_path: Path, fault: str) -> None:
-    check, outcome, code = FAULTS[fault]
+    row = FAULTS[fault]
     more: dict[str, Any] = {"silence_s": 1.5 if fault in SILENT else 20}
     if fault == "behind":
         more["heartbeats"] = {"path": "{out}/alive_{rank}.jsonl", "step": "at"}
     profile = profile_of(tmp_path, document(fault, **more))
-    found = judged(profile, launched(profile, tmp_path / "run"))[check]
-    assert (found.outcome, found.code) == (outcome, code), found.reason
-    assert "hunter22" not in found.reason and SAID.get(fault, "") in found.reason
+    found = judged(profile, launched(profile, tmp_path / "run"))[row["check"]]
+    assert (found.outcome, found.code) == (row["outcome"], row["code"]), found.reason
+    assert "hunter22" not in found.reason and row.get("said", "") in found.reason
     if fault == "hang":  # one voice for all ranks accuses none
         told = json.loads((tmp_path / "run/baseline/run1/incident.json").read_text("utf-8"))
         assert [(one["rank"], one["pid"]) for one in told["ranks"]] == [(None, None)]
@@ -105,14 +85,6 @@ def test_a_loss_that_is_no_number_may_be_printed_as_0(
     profile = profile_of(tmp_path, document(fault, log={**LOG, "columns": columns}))
     found = judged(profile, launched(profile, tmp_path / "run"))[check]
     assert found.outcome is outcome and said in found.reason, found.reason
-
-
-def test_a_log_without_a_pace_has_no_second_clock(tmp_path: Path) -> None:
-    log = {**LOG, "columns": {"loss": "train/loss"}}  # and no step either: rows are counted
-    profile = profile_of(tmp_path, document(log=log))
-    checks = judged(profile, launched(profile, tmp_path / "run"))
-    assert checks["accounts"].code is Reason.NEEDS_CONTRACT, checks["accounts"].reason
-    assert checks["plausible"].outcome is Outcome.PASS, checks["plausible"].reason
 
 
 @pytest.mark.parametrize(("fault", "outcome"), [("none", Outcome.PASS), ("rising", Outcome.FAIL)])
@@ -147,9 +119,7 @@ def test_memory_of_its_processes_that_grows_is_a_leak(
     assert check != "memory_plateau" or checks[check].code is code, checks[check].reason
 
 
-@pytest.mark.parametrize(
-    "phase", ["bucket_sweep", "sdpa_audit", "v2_parity", "nvtx", "fused_adamw"]
-)
+@pytest.mark.parametrize("phase", ["bucket_sweep", "v2_parity"])
 def test_a_phase_about_our_settings_starts_nothing_and_says_why(tmp_path: Path, phase: str) -> None:
     context = PlanContext(profile=profile_of(tmp_path, document()))
     one = registry.phases()[phase]
@@ -160,27 +130,7 @@ def test_a_phase_about_our_settings_starts_nothing_and_says_why(tmp_path: Path, 
     assert {check.code for check in checks} == {Reason.NEEDS_CONTRACT}
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"command": "python t.py --ranks {ranks}"}, "it holds no {steps}"),
-        ({"command": "python t.py {steps}"}, "it holds no {ranks}"),
-        ({"tokens_per_step": 5}, "one of tokens_per_rank and tokens_per_step"),
-        ({"env": {"NSA_NVTX": "1"}}, "NSA_NVTX cannot be set"),
-        ({"env": {"LD_PRELOAD": "x.so"}}, "LD_PRELOAD cannot be set"),
-        ({"env": {"HUB": "hf_abcdefghijkl"}}, "HUB: it holds a secret"),
-        ({"env": {"HF_TOKEN": "x"}}, "HF_TOKEN is a secret by its name"),
-        ({"ready": "("}, "ready is no regular expression"),
-        ({"log": {"path": "/tmp/x.csv", "columns": {"loss": "l"}}}, "begins with {out}/"),
-        ({"log": {"path": "{out}/../x.csv", "columns": {"loss": "l"}}}, "leaves the run directory"),
-        ({"log": {"columns": {"step": "s"}}}, "loss is missing"),
-        ({"log": {"columns": {"loss": "l", "speed": "s"}}}, "unknown speed"),
-        ({"log": {"pattern": "(?P<speed>.)"}}, "unknown speed"),
-        ({"log": {"columns": {"loss": "l", "dt_s": "a", "dt_ms": "b"}}}, "only one of"),
-        ({"log": {"columns": {"loss": "l"}, "colums": {}}}, "trainer.log.colums: unknown key"),
-        ({"heartbeats": {"path": "{out}/a.jsonl", "step": "s"}}, "{rank}"),
-    ],
-)
+@table(__file__, "descriptions")
 def test_what_is_wrong_with_a_description_is_said(
     tmp_path: Path, change: dict[str, object], said: str
 ) -> None:

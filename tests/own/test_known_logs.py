@@ -7,56 +7,15 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from runbook.errors import UsageError
 from runbook.folder.launch.own_log import RowReader
 from runbook.records.own_trainer import LogMap
 from runbook.tools.own_rows import KNOWN, guess
+from tests.factory.tables import table
 
-# https://github.com/epfLLM/Megatron-LLM/issues/11
-MEGATRON = (
-    " iteration      122/  250000 | consumed samples:       124928 | elapsed time per iteration "
-    "(ms): 86545.2 | learning rate: 9.150E-06 | global batch size:  1024 | lm loss: 2.504220E+00 "
-    "| loss scale: 1.0 | grad norm: 0.231 | number of skipped iterations:   0 | number of nan "
-    "iterations:   0 |"
-)
-# https://github.com/NVIDIA-BioNeMo/bionemo-recipes/pull/740
-NEMO = (
-    "Training epoch 0, iteration 120/149 | lr: 3e-05 | consumed_samples: 121 | global_batch_size: "
-    "1 | global_step: 120 | reduced_train_loss: 1.233 | train_step_timing in s: 0.03146 | "
-    "val_loss: 4.106"
-)
-# https://github.com/pytorch/torchtitan/pull/3393
-TITAN = (
-    "[rank0]:[titan] 2026-05-18 16:04:46,338 - root - INFO - step: 14  loss:  3.24405  grad_norm:  "
-    "0.8319  memory:  9.46GiB(64.99%)  tps: 7,282  tflops: 0.52  mfu: 0.17%"
-)
-# https://github.com/DAMO-NLP-SG/VideoLLaMA2/issues/157
-HUGGING = (
-    "{'loss': 1.5214, 'grad_norm': 82.93941089686794, 'learning_rate': 1.4285714285714286e-06, "
-    "'epoch': 0.01}"
-)
-# https://github.com/Lightning-AI/litgpt/issues/1607
-LITGPT = (
-    "Epoch 34 | iter 3050700 step 610140 | loss train: 2.846, val: 2.861 | iter time: 112.20 ms "
-    "(step) remaining time: 0:01:54"
-)
-# https://github.com/karpathy/nanoGPT/issues/178
-NANO = "iter 20: loss 2.7697, time 894.88ms, mfu 16.67%"
-LINES = {
-    "Megatron-LM": (
-        MEGATRON,
-        {"step": 122, "loss": 2.50422, "dt_ms": 86545.2, "lr": 9.15e-6, "grad_norm": 0.231},
-    ),
-    "NeMo": (NEMO, {"step": 120, "loss": 1.233, "dt_s": 0.03146, "lr": 3e-5}),
-    "torchtitan": (TITAN, {"step": 14, "loss": 3.24405, "grad_norm": 0.8319}),
-    "Hugging Face Trainer": (
-        HUGGING,
-        {"step": 1, "loss": 1.5214, "grad_norm": 82.93941089686794, "lr": 1.4285714285714286e-6},
-    ),
-    "litgpt": (LITGPT, {"step": 610140, "loss": 2.846}),
-    "nanoGPT": (NANO, {"step": 20, "loss": 2.7697, "dt_ms": 894.88}),
-}
+LINES = yaml.safe_load(Path(__file__).with_name("known_logs.yaml").read_text("utf-8"))
 PATTERNS = {known.trainer: known.pattern for known in KNOWN}
 
 
@@ -70,55 +29,35 @@ def test_every_trainer_that_is_known_has_a_line_here() -> None:
 
 
 @pytest.mark.parametrize("trainer", LINES)
-def test_a_line_says_what_its_writer_meant(trainer: str) -> None:
-    line, said = LINES[trainer]
-    assert row_of(trainer, line) == said
-    assert row_of(trainer, f"[default0]:{line}\r") == said
-
-
-@pytest.mark.parametrize("trainer", LINES)
-def test_a_line_is_nobody_elses(trainer: str) -> None:
-    line, _ = LINES[trainer]
+def test_a_line_says_what_its_writer_meant_and_is_nobody_elses(trainer: str) -> None:
+    line, said = LINES[trainer]["line"], LINES[trainer]["said"]
+    assert row_of(trainer, line) == row_of(trainer, f"[default0]:{line}\r") == said
     assert [other for other in PATTERNS if row_of(other, line)] == [trainer]
 
 
-@pytest.mark.parametrize(
-    ("trainer", "line", "is_row"),
-    [
-        # A loss that is no number is seen; without one, as Megatron-LM writes a NaN.
-        ("Megatron-LM", MEGATRON.replace("lm loss: 2.504220E+00 | ", ""), True),
-        ("Megatron-LM", MEGATRON.replace("2.504220E+00", "NAN"), True),
-        ("NeMo", NEMO.replace("1.233", "nan"), True),
-        ("torchtitan", TITAN.replace("3.24405", "    nan"), True),
-        ("Hugging Face Trainer", HUGGING.replace("1.5214", "nan"), True),
-        ("litgpt", LITGPT.replace("2.846", "nan"), True),
-        ("nanoGPT", NANO.replace("2.7697", "nan"), True),
-        # Other lines are no rows.
-        ("Megatron-LM", " validation loss at iteration 1000 | lm loss value: 2.5E+00", False),
-        ("Hugging Face Trainer", "{'eval_loss': 1.2, 'eval_runtime': 3.4, 'epoch': 0.01}", False),
-        ("Hugging Face Trainer", "{'train_runtime': 9.1, 'train_loss': 2.2, 'epoch': 1.0}", False),
-        ("litgpt", LITGPT.replace(" (step)", ""), False),  # a micro-batch that ends no step
-        ("nanoGPT", "step 250: train loss 1.5440, val loss 1.7220", False),
-    ],
-)
-def test_a_line_without_a_number_is_a_row_where_it_is_of_a_step(
-    trainer: str, line: str, is_row: bool
-) -> None:
-    row = row_of(trainer, line)
-    assert (row is not None) is is_row
-    assert row is None or math.isnan(row["loss"])
+@pytest.mark.parametrize("trainer", LINES)
+def test_a_loss_that_is_no_number_is_a_row_and_another_line_is_none(trainer: str) -> None:
+    for part, instead in LINES[trainer]["without"].items():
+        assert part in LINES[trainer]["line"]
+        row = row_of(trainer, LINES[trainer]["line"].replace(part, str(instead)))
+        assert row is not None and math.isnan(row["loss"])
+    for line in LINES[trainer].get("no_row", ()):
+        assert row_of(trainer, line) is None
 
 
 def test_colors_are_no_part_of_a_line() -> None:
-    colored = TITAN.replace("step:", "\x1b[31mstep:").replace("  loss:", "  \x1b[32mloss:")
+    colored = (
+        LINES["torchtitan"]["line"]
+        .replace("step:", "\x1b[31mstep:")
+        .replace("  loss:", "  \x1b[32mloss:")
+    )
     colored = colored.replace("  grad", "  \x1b[38;2;180;60;0mgrad").replace("mfu:", "\x1b[39mmfu:")
-    assert row_of("torchtitan", colored) == LINES["torchtitan"][1]
+    assert row_of("torchtitan", colored) == LINES["torchtitan"]["said"]
 
 
 @pytest.mark.parametrize("trainer", LINES)
 def test_whose_log_it_is_is_told(trainer: str, tmp_path: Path) -> None:
-    line, said = LINES[trainer]
-    step = str(int(said["step"]))
+    line, step = LINES[trainer]["line"], str(LINES[trainer]["said"]["step"])
     (tmp_path / "own").mkdir()
     rows = [line.replace(f" {step}", f" {int(step) + number}", 1) for number in range(4)]
     (tmp_path / "console.log").write_text("\n".join(["some words", *rows, ""]))
@@ -149,22 +88,7 @@ def found(folder: Path, line: str, *, every: int = 1, steps: int = 30) -> tuple[
     return guess(folder, steps=steps)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "[{step:5d}/{steps}] loss = {loss} | ppl 105.79",
-        "[{step}/{steps}] loss: {loss}",
-        "{step}/{steps} loss {loss}",
-        "[rank0]: {step} / {steps}  Loss {loss}",
-        "Epoch 0 [{step}/{steps}] Loss {loss}",
-        "Train Epoch: 0 [{step}/{steps} (10%)]\tLoss: {loss}",
-        "11/27 01:00:00 [{step}/{steps}] loss {loss}",
-        "[rank0] step {step:05d} train_loss {loss}",
-        "step {step}/1000 | lm_loss {loss}",  # of a longer run
-        "Epoch {step}/{steps} loss {loss}",  # where steps are epochs
-        "step={step} val loss 9.1 loss={loss}",
-    ],
-)
+@table(__file__, "lines_of_nobody")
 @pytest.mark.parametrize("every", [1, 5])
 def test_a_line_of_nobody_is_read_by_its_step(tmp_path: Path, line: str, every: int) -> None:
     log, said = found(tmp_path, line, every=every)
@@ -174,17 +98,7 @@ def test_a_line_of_nobody_is_read_by_its_step(tmp_path: Path, line: str, every: 
     assert told == [(s, round(4.6 - 0.03 * s, 4)) for s in range(every, 31, every)]
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("epoch 1 batch {step} loss {loss}", "no step that goes on"),
-        ("loss {loss}", "no step that goes on"),
-        ("2026/11/27 01:00:00 loss {loss}", "no step that goes on"),
-        ("Train Epoch: 0 [{samples}/60000 (1%)]\tLoss: {loss}", "are counted to 60000, and 30"),
-        ("Epoch: [0][ {step}/5005] Time 0.5 Loss {loss} (7.0)", "are counted to 5005, and 30"),
-        ("Epoch [1/5], Step [{step}/600], Loss: {loss}", "are counted to 600, and 30"),
-    ],
-)
+@table(__file__, "lines_that_begin_anew")
 def test_rows_that_begin_anew_are_counted_one_for_each_step_or_refused(
     tmp_path: Path, line: str, said: str
 ) -> None:
@@ -228,7 +142,7 @@ def test_a_line_that_is_not_read_is_shown_with_what_would_be(tmp_path: Path) -> 
 
 def test_too_few_rows_say_what_to_ask_for(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    (tmp_path / "console.log").write_text(f"{MEGATRON}\n")
+    (tmp_path / "console.log").write_text(LINES["Megatron-LM"]["line"] + "\n")
     with pytest.raises(UsageError, match="console: 1 rows, as Megatron-LM writes them") as told:
         guess(tmp_path, steps=30)
     assert "Megatron-LM: --log-interval 1" in str(told.value.hint)

@@ -16,7 +16,7 @@ import pytest
 
 from runbook.errors import UsageError
 from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.inputs import build_environment
+from runbook.launch.command import build_environment
 from runbook.launch.observer import Observer
 from runbook.process.reaper import (
     TOKEN_VARIABLE,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runbook.config.profile import Profile
-from runbook.config.setup import RunOptions
+from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start, unread
@@ -22,6 +22,9 @@ from runbook.launch.nodes import files
 from runbook.launch.nodes.running import NodesRun
 from runbook.records import End, Launch
 from runbook.records.launch import TORCHRUN
+
+# Where the agents of a printed command meet.
+RENDEZVOUS_PORT = 29400
 
 
 class Standing(Protocol):
@@ -82,13 +85,6 @@ class Cluster(Protocol):
         """What the cluster says of a node."""
 
 
-def problems_of(kind: LauncherKind, name: str, options: RunOptions, profile: Profile) -> list[str]:
-    """What is wrong with the options, or with running this profile on nodes, in words."""
-    own = f"--launcher {name}: a trainer of one's own runs on one machine only, so far"
-    found = [own] * (profile.own_trainer is not None) + unread(options, kind.reads)
-    return found + nodes_problems(options, profile)
-
-
 def gpus_per_node(options: RunOptions, profile: Profile) -> int:
     """How many GPUs a run asks for on each node."""
     return profile.ranks // options.nodes if profile.has_gpu else 0
@@ -98,6 +94,27 @@ def chosen(launch: Launch, names: Sequence[str]) -> list[str]:
     """Of the nodes of a run, as far as they are known, those that the launch takes."""
     places = launch.on or range(min(launch.nodes, len(names)))
     return [names[place] for place in places] if names else []
+
+
+class NodesKind(LauncherKind):
+    """A launcher of a cluster, which `name` calls."""
+
+    name: str
+
+    def cluster(self, setup: Setup, run_root: Path) -> Cluster:
+        """The cluster as a run asks it."""
+        raise NotImplementedError
+
+    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
+        """As in `LauncherKind`."""
+        own = f"--launcher {self.name}: a trainer of one's own runs on one machine only, so far"
+        found = [own] * (profile.own_trainer is not None) + unread(options, self.reads)
+        return found + nodes_problems(options, profile)
+
+    def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
+        """As in `LauncherKind`."""
+        cluster, queue_s = self.cluster(setup, run_root), setup.options.queue_s
+        return NodesLauncher(run_root=run_root, cluster=cluster, queue_s=queue_s, note=note)
 
 
 @dataclass(kw_only=True)

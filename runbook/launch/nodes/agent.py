@@ -24,12 +24,13 @@ from runbook.files import make_private_dir
 from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch.lines import LineTail
 from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
-from runbook.launch.incident import read_outside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
 from runbook.launch.local import Host
 from runbook.launch.nodes import files
-from runbook.launch.nodes.ranks import OwnRanks
-from runbook.process.reaper import signal_owned
+from runbook.launch.watch import RankWatch
+from runbook.launch.watch.rank_state import RankState
+from runbook.process.ended import has_ended_under
+from runbook.process.reaper import environment_holds, signal_owned
 
 _POLL_S = 0.1
 _TELL_EVERY_S = 1.0
@@ -54,6 +55,35 @@ class Place:
     called: str
     own: tuple[str, ...] = ()
     lingers_s: float = 0.0
+
+
+class OwnRanks(RankWatch):
+    """On a node: finds the processes that its agent started by their heartbeats, and holds them.
+
+    A rank whose process is not on this node is not followed any further: what it says is for the
+    harness, and a file of each rank would be read on each node.
+    """
+
+    def __init__(self, run_dir: Path, token: str, started_at: float, *, node_token: str) -> None:
+        super().__init__(run_dir, token, started_at)
+        self._node_token = node_token
+
+    def _follow(self, state: RankState, tail: LineTail) -> None:
+        if state.foreign_pid is None:
+            super()._follow(state, tail)
+
+    def _adopt(self, state: RankState, pid: int) -> None:
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:
+            state.foreign_pid = pid
+            return
+        owner = self._node_token, files.NODE_TOKEN_VARIABLE
+        if environment_holds(pid, *owner) or has_ended_under(pid, handle, *owner):
+            state.pid, state.handle = pid, handle
+        else:
+            os.close(handle)
+            state.foreign_pid = pid
 
 
 class Agent:
@@ -161,10 +191,7 @@ class Agent:
                 continue
             state = self.watch.ranks.get(ask.rank)
             if state is not None and state.pid is not None and state.died_at is None:
-                if ask.signal == files.READ_OUTSIDE:
-                    read_outside(self.run_dir, state)
-                else:
-                    signal_owned(state.pid, self.token, ask.signal, files.NODE_TOKEN_VARIABLE)
+                signal_owned(state.pid, self.token, ask.signal, files.NODE_TOKEN_VARIABLE)
 
     def _environment(self) -> dict[str, str]:
         """What the harness gave the job, and where gloo and NCCL connect."""

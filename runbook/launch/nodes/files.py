@@ -42,8 +42,7 @@ NODE_JSONL = "node.jsonl"
 ASKS_JSONL = "asks.jsonl"
 # Carried by everything that an agent starts, beside the token of the launch.
 NODE_TOKEN_VARIABLE = "RUNBOOK_NODE_TOKEN"  # noqa: S105 - the name of a variable
-# Instead of a signal: read the stack of the rank from outside; end everything on the node.
-READ_OUTSIDE = 0
+# Instead of a signal: end everything on the node.
 END_ALL = -1
 
 
@@ -122,7 +121,7 @@ class Rendezvous(Record):
 
 
 class Ask(Record):
-    """A signal for a rank, `READ_OUTSIDE` for its stack, `END_ALL` for everything on the node."""
+    """A signal for a rank, or `END_ALL` for everything on the node."""
 
     rank: int
     signal: int
@@ -136,8 +135,8 @@ def write_record(path: Path, record: Record) -> None:
 def read_record(path: Path, kind: type[T]) -> T | None:
     """The record in the file; None while it is absent, or is not one of this kind."""
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except (OSError, ValueError):
+        return parse_record(path.read_bytes(), kind)
+    except OSError:
         return None
 
 

@@ -9,11 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsa.contract import STACKDUMPS
-from runbook.launch.inputs import RefusedError
+from runbook.folder.launch.lines import LineTail
+from runbook.launch.command import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.nodes import files
-from runbook.launch.nodes.ranks import RanksOnNodes
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
 from runbook.records.launch import End, LaunchStatus
 
@@ -33,7 +33,76 @@ _OVER_GRACE_S = 1.5
 _WORTH_A_WORD_S = 5.0
 _STOP_GRACE_S = 3.0
 _CANCEL_GRACE_S = 10.0
-_OUTSIDE_S = 4.0
+
+
+class RanksOnNodes(RankWatch):
+    """In the harness: processes are what the nodes' agents say of them."""
+
+    def __init__(
+        self, run_dir: Path, token: str, started_at: float, *, ranks_per_node: int
+    ) -> None:
+        super().__init__(run_dir, token, started_at)
+        self._ranks_per_node = ranks_per_node
+        self.nodes: dict[str, files.NodeState] = {}
+        # When each node was heard last, on this process's monotonic clock.
+        self.heard_at: dict[str, float] = {}
+        self._said: dict[str, LineTail] = {}
+        self._given: dict[int, str] = {}
+
+    def wait(self, within_s: float, *, child: int | None = None) -> None:
+        """As in `RankWatch`; nothing here can be waited for, so it sleeps."""
+        del child
+        time.sleep(within_s)
+        away_s = self.presence.look()
+        if away_s or self._is_due():
+            self.look(away_s)
+
+    def update(self) -> None:
+        """Read what ranks and agents have written since the last call."""
+        super().update()
+        for folder in files.node_folders(self.run_dir):
+            tail = self._said.setdefault(folder.name, LineTail(folder / files.NODE_JSONL))
+            for line in tail.lines():
+                said = files.parse_record(line, files.NodeState)
+                if said is not None:
+                    self.heard_at[said.node] = time.monotonic()
+                    self.nodes[said.node] = said
+        for said in self.nodes.values():
+            self._take(said)
+        self._give_to_its_node()
+
+    def _take(self, said: files.NodeState) -> None:
+        for rank, process in said.ranks.items():
+            state = self.ranks.get(rank)
+            if state is None:
+                continue
+            state.pid, state.told_state = process.pid, process.state
+            state.told_gap_s = process.gap_s
+            if process.gone and state.died_at is None:
+                state.parent_saw, state.died_at = process.exit_code, time.monotonic()
+
+    def _give_to_its_node(self) -> None:
+        """A rank that ended before its agent could hold it is of the node whose command ended."""
+        ended = [
+            node
+            for node in self.nodes.values()
+            if node.code is not None and len(node.ranks) < self._ranks_per_node
+        ]
+        if len(ended) != 1:
+            return
+        for rank, state in self.ranks.items():
+            if state.died_at is None and not self.node_of(rank) and state.foreign_pid is not None:
+                state.died_at = time.monotonic()
+                self._given[rank] = ended[0].node
+
+    def node_of(self, rank: int) -> str:
+        """The node that a rank runs on; empty while no node has told."""
+        told = (name for name, node in self.nodes.items() if rank in node.ranks)
+        return next(told, self._given.get(rank, ""))
+
+    def _adopt(self, state: RankState, pid: int) -> None:
+        """The number, and the time of day, mean something on its own node only."""
+        state.foreign_pid, state.elsewhere = pid, True
 
 
 class NodesRun:
@@ -203,15 +272,9 @@ class NodesRun:
     def _ask_node(self, node: str, ask: files.Ask) -> None:
         files.append_record(self._start.run_dir / files.NODES / node / files.ASKS_JSONL, ask)
 
-    def read_outside(self, state: RankState) -> Path | None:
-        """As in `Running`."""
-        if not self.send(state, files.READ_OUTSIDE):
-            return None
-        path = self._start.run_dir / STACKDUMPS.name(state.rank, "outside")
-        deadline = time.monotonic() + _OUTSIDE_S
-        while not path.is_file() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return path if path.is_file() else None
+    def read_outside(self, state: RankState) -> Path | None:  # noqa: ARG002 - it runs elsewhere
+        """Nothing: a rank on another machine is not looked into."""
+        return None
 
     def stop(self) -> None:
         """Ask the agents to end everything, then end the job; the cluster has the last word."""

@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from nsa.contract import CHECKPOINTS_DIR, ENOUGH_FILE, TRAINING_CSV, VAL_CSV, Event
 from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch.documents import RESOURCES
@@ -26,7 +28,6 @@ from runbook.records.events import Pulse, SilentRank
 
 _SHM = Path("/dev/shm")  # noqa: S108 - what is there is counted, nothing is written
 _BLOCK_BYTES, _MIB = 512, 1 << 20
-_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / _MIB
 # Of resident memory what belongs to no file: its own, and that of /dev/shm.
 _HELD = ("RssAnon:", "RssShmem:")
 
@@ -71,29 +72,21 @@ class ResourceLog:
 def _held_by(pid: int) -> tuple[str, int, int, int] | None:
     """Resident MiB, descriptors, threads, children of a process; None if gone or not ours."""
     try:
-        threads = list(Path(f"/proc/{pid}/task").iterdir())
-        descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
+        process = psutil.Process(pid)
+        descriptors, threads = process.num_fds(), list(Path(f"/proc/{pid}/task").iterdir())
+        resident = process.memory_info().rss / _MIB
+    except (psutil.Error, OSError):
         return None
     # A process that ends has given its descriptors back already.
-    resident = resident_mib(pid)
-    if not descriptors or resident is None:
+    if not descriptors or not resident:
         return None
     return f"{resident:.1f}", descriptors, len(threads), _children(threads)
 
 
-def resident_mib(pid: int) -> float | None:
-    """Resident memory of a process, MiB; None if it is gone, or has ended and holds none."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text("utf-8").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * _PAGE_MIB or None
-
-
 def held_mib(pid: int) -> float | None:
-    """Of the same what the process holds: without the pages of files that it has mapped, which the
-    kernel takes back at need, and of which a reader of a large file has ever more.
+    """Resident memory of a process without the pages of files that it has mapped, MiB: the kernel
+    takes those back at need, and a reader of a large file has ever more of them. None if it is
+    gone, or has ended and holds none.
     """
     try:
         words = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").split()

@@ -214,13 +214,10 @@ def _process(node: ET.Element) -> GpuProcess:
 
 
 def _ecc(node: ET.Element, span: str, *, corrected: bool) -> int | None:
-    """All errors of a kind: since Ampere by memory, before that a total of one or two bits."""
+    """All errors of a kind, of every memory."""
     section = node.find(f"ecc_errors/{span}")
     if section is None:
         return None
-    old = "single_bit/total" if corrected else "double_bit/total"
-    if section.find(old) is not None:
-        return _whole(section, old)
     leaves = (child for child in section.iter() if not len(child) and "correctable" in child.tag)
     asked = (child for child in leaves if ("uncorrectable" not in child.tag) is corrected)
     known = [number for child in asked if (number := _whole(child, ".")) is not None]

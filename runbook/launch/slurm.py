@@ -1,6 +1,7 @@
-"""Slurm as a `Cluster`: its own tools submit a job, ask about it, and end it.
+"""The launcher of a Slurm cluster: a job for each launch, and an agent on each node of it.
 
-Only `key=value` words are parsed.
+Code belongs here if it talks to Slurm. Its own tools submit a job, ask about it, and end it; only
+`key=value` words of what they print are parsed.
 """
 
 from __future__ import annotations
@@ -10,17 +11,28 @@ import math
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runbook.launch.inputs import RefusedError
+from runbook.config.setup import Setup
+from runbook.launch.command import RefusedError, completed, rendezvous
 from runbook.launch.launcher_api import Start
-from runbook.launch.nodes import Cluster, Standing, agent, chosen
+from runbook.launch.nodes import (
+    RENDEZVOUS_PORT,
+    Cluster,
+    NodesKind,
+    Standing,
+    agent,
+    chosen,
+    gpus_per_node,
+)
 from runbook.launch.nodes.agent import Place, address_of
 from runbook.launch.nodes.files import Job
 from runbook.process import ToolResult, run_tool
 from runbook.records import End, Kind, Launch, LaunchStatus
+from runbook.records.launch import TORCHRUN
 
 TOOLS = ("sbatch", "scontrol", "squeue", "scancel")
 _TIMEOUT_S = 20.0
@@ -228,3 +240,43 @@ def place(_job: Job) -> Place:
     node, index = os.environ["SLURMD_NODENAME"], int(os.environ["SLURM_NODEID"])
     address = address_of(_node_words(node).get("NodeAddr") or node)
     return Place(node=node, index=index, address=address, called=address, own=_FROM_SLURM)
+
+
+class Slurm(NodesKind):
+    """Jobs of Slurm, as `--launcher` names them."""
+
+    name = "slurm"
+    reads = ("--nodes", "--partition", "--account", "--queue-s")
+
+    def lacks(self) -> list[str]:
+        """As in `LauncherKind`."""
+        absent = ", ".join(name for name in TOOLS if shutil.which(name) is None)
+        words = f"--launcher slurm: no {absent} here; run it where jobs are submitted"
+        return [words] if absent else []
+
+    def cluster(self, setup: Setup, run_root: Path) -> SlurmCluster:  # noqa: ARG002 - it needs none
+        """As in `NodesKind`."""
+        options = setup.options
+        gpus = gpus_per_node(options, setup.profile)
+        return SlurmCluster(
+            partition=options.partition, account=options.account, gpus_per_node=gpus
+        )
+
+    def printed(self, launch: Launch, setup: Setup) -> str:
+        """As in `LauncherKind`: a batch script that a person can submit, the same experiment."""
+        whole = completed(launch)
+        options = self.cluster(setup, Path()).words(launch, name="runbook")
+        words = list(whole.words())
+        lines = ["sbatch <<'JOB'", "#!/bin/bash", *(f"#SBATCH {word}" for word in options)]
+        lines += [f"export {name}={shlex.quote(value)}" for name, value in whole.env.items()]
+        if words[0] == TORCHRUN and launch.nodes > 1:
+            lines.append('head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)')
+            meet = " ".join(rendezvous(f'"$head:{RENDEZVOUS_PORT}"', '"$SLURM_JOB_ID"'))
+            line = f"{shlex.join([*SRUN, words[0]])} {meet} {shlex.join(words[1:])}"
+        else:
+            line = shlex.join([*SRUN, *words])
+        return "\n".join([*lines, line, "JOB"])
+
+    def takes_out(self) -> str:
+        """As in `LauncherKind`."""
+        return "scontrol update nodename={node} state=drain reason={reason}"
