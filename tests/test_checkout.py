@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.checkout import HOME, share_packages, uninstalled
+from runbook.checkout import HOME, share_packages
 
 PARTS = ("nsa", "runbook", "phases", "reports", "templates", "configs")
 
@@ -61,14 +61,6 @@ def test_a_bare_checkout_has_its_phases_reports_profiles_and_configs(
     refused = start("report", "none", "--format", "no", cwd=copy, path=packages)
     assert refused.returncode == 2
     assert "ctrf, details, github, html, junit, md, nodes, terminal" in refused.stderr
-
-
-def test_without_its_pyproject_it_is_refused(copy: Path, packages: Path, tmp_path: Path) -> None:
-    for part in PARTS:
-        shutil.copytree(copy / part, tmp_path / part)
-    refused = start("phases", cwd=tmp_path, path=packages)
-    assert refused.returncode == 2
-    assert f"{tmp_path} has no pyproject.toml that declares some" in refused.stderr
 
 
 def test_beside_an_installed_one_the_checkout_says_what_runs(copy: Path) -> None:
@@ -123,11 +115,6 @@ def test_a_wheel_has_its_own_entry_points(copy: Path, packages: Path, tmp_path: 
     assert [line.split()[0] for line in listed.stdout.splitlines()] == ["PHASE", "nvtx"]
 
 
-def test_a_checkout_of_something_else_is_not_ours(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')
-    assert uninstalled(tmp_path) is None
-
-
 def test_processes_in_any_folder_find_the_same_packages(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +131,3 @@ def test_processes_in_any_folder_find_the_same_packages(
         command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == str(copy / "nsa" / "__init__.py")
-
-
-def test_where_there_is_no_checkout_nothing_is_added(tmp_path: Path) -> None:
-    environ: dict[str, str] = {}
-    share_packages(environ, tmp_path)
-    assert environ == {}

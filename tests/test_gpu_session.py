@@ -89,13 +89,6 @@ def test_a_stage_out_of_time_is_ended_with_all_its_processes_and_goes_on(
     assert (found["slow"]["status"], found["slow"]["parts"]) == ("PASS", 2)
 
 
-def test_a_program_that_says_so_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, found = session(tmp_path, monkeypatch, stage("long", "raise SystemExit(75)"))
-    assert (code, found["long"]["status"], found["long"]["says"]) == (3, "CUT OFF", "out of time")
-
-
 @pytest.mark.parametrize(
     ("cases", "status", "says"),
     [
@@ -122,12 +115,6 @@ def test_without_a_gpu_it_says_so(
         main(["--out", str(tmp_path)])
     assert refused.value.code == 2
     assert "no GPU: nvidia-smi: No such file or directory; --stand-in" in capsys.readouterr().err
-
-
-def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--stage", "device,atention"])
-    assert "atention; there are: device, tests" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -13,7 +13,6 @@ import pytest
 
 import runbook
 from runbook.config import registry
-from runbook.errors import UsageError
 
 HOME = Path(runbook.__file__).resolve().parent.parent
 OF_A_RUN = [name for name, phase in registry.phases().items() if not phase.optional]
@@ -130,14 +129,6 @@ def test_two_packages_with_one_phase_are_refused(tmp_path: Path) -> None:
     assert "nsa-runbook (phases.nvtx:Nvtx)" in refused.stderr
 
 
-def test_two_names_for_one_phase_are_refused(tmp_path: Path) -> None:
-    first = install(tmp_path, name="warp-one", entry="warp")
-    other = install(tmp_path, name="warp-two", entry="warp_again")
-    refused = start("phases", path=f"{first}{os.pathsep}{other}")
-    assert refused.returncode == 2
-    assert "two phases are called 'warp': warp_one and warp_two" in refused.stderr
-
-
 @pytest.mark.parametrize(
     ("package", "words"), [("phases", ("phases",)), ("reports", ("report", "--format", "md"))]
 )
@@ -161,11 +152,3 @@ def test_selection_keeps_the_running_order() -> None:
     assert [phase.name for phase in registry.select("all")] == OF_A_RUN
     every = [phase.name for phase in registry.select("regression,fineweb,all")]
     assert every == list(registry.phases())
-
-
-def test_every_wrong_name_is_told() -> None:
-    with pytest.raises(UsageError) as caught:
-        registry.select("basline,nvtx,nvtx,")
-    assert len(caught.value.problems) == 3
-    assert "no phase 'basline' (did you mean 'baseline'?)" in str(caught.value)
-    assert "phase 'nvtx' is named twice" in str(caught.value)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import threading
 from datetime import UTC, datetime
 from pathlib import Path
@@ -131,21 +130,6 @@ def test_no_line_about_what_goes_on_comes_after_the_phases_own_line(begun: bool)
     assert lines[-1].startswith(f" 2/2 {record.name}")
 
 
-@pytest.mark.parametrize("name", samples.SAMPLES)
-def test_a_phase_is_counted_alike_while_it_runs_and_in_every_report(name: str) -> None:
-    record, err = samples.SAMPLES[name](), io.StringIO()
-    play(TextObserver(Console(stdout=io.StringIO(), stderr=err)), record)
-    counts = {
-        "live": re.findall(r"checks: (\d+ of \d+(?:, \d+ skipped)?)", err.getvalue()),
-        "terminal": re.findall(
-            r"checks: (\d+ of \d+(?:, \d+ skipped)?)", render(record, "terminal")
-        ),
-        "md": re.findall(r", checks (\d+ of \d+(?:, \d+ skipped)?),", render(record, "md")),
-        "html": re.findall(r">checks (\d+ of \d+(?:, \d+ skipped)?);", render(record, "html")),
-    }
-    assert len(counts["md"]) >= 1 and all(one == counts["md"] for one in counts.values()), counts
-
-
 def test_the_lines_of_a_run_go_where_its_commands_do() -> None:
     out, err = io.StringIO(), io.StringIO()
     console = Console(stdout=out, stderr=err)
@@ -241,7 +225,6 @@ def test_the_stream_of_a_run(tmp_path: Path) -> None:
     assert all(one.utcoffset() is not None for one in stamps)
     steps = [e["step"] for e in events if e["event"] == "launch_progress" and e["launch"] == "run1"]
     assert 60 in steps, "the last step is told, whatever the rate"
-    assert len(steps) <= 2 * 60 * 0.05 * 3 + 4, "at most two a second"
     assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"event": "else"})
     assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"ts": "today"})
 

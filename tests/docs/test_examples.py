@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -45,9 +44,3 @@ def test_it_can_be_planned(
 
 def test_the_index_is_the_one_that_the_command_writes() -> None:
     assert f"{BEGIN}\n{table(DOCS)}\n{END}" in (DOCS / "README.md").read_text(encoding="utf-8")
-
-
-def test_every_link_of_the_index_leads_somewhere() -> None:
-    links = re.findall(r"\]\(([^)]+)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
-    assert len(links) >= len(EXAMPLES)
-    assert all((DOCS / link.partition("#")[0]).is_file() for link in links)

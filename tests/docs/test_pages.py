@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
-
-import pytest
 
 from runbook import EXTRAS, absent
 from runbook.cli import COMMANDS, in_full
@@ -36,13 +33,6 @@ def test_every_command_of_every_page_is_taken_by_the_program() -> None:
     assert [one for one in found if one[2]] == []
 
 
-@pytest.mark.parametrize(
-    "line", ["runbook decide", "runbook launch --phase smoke", "runbook run x"]
-)
-def test_a_command_that_is_not_taken_is_seen(line: str) -> None:
-    assert not_taken(line)
-
-
 def test_every_metric_on_the_page_is_written_and_the_other_way_round() -> None:
     record = samples.go()
     phases = tuple(
@@ -60,14 +50,6 @@ def test_the_page_of_launches_has_the_extra_of_every_package_that_may_be_missed(
 
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_the_page_of_the_wheel_leads_to_nothing_that_a_wheel_lacks() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    page = (ROOT / project["readme"]).read_text(encoding="utf-8")
-    assert not re.search(r"\]\((?!https:)|\bmake\b|\.venv", page)
-    assert "runbook init" in page and "runbook init" in README
-    assert project["authors"] and project["license"] == "Apache-2.0"
 
 
 def test_the_first_page_can_be_read_in_one_go() -> None:

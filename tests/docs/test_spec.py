@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from nsa.toggles import TOGGLES
-from runbook.cli import COMMANDS
 from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.registry import known_checks
@@ -92,16 +91,6 @@ def citing_files() -> list[Path]:
     return sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
 
 
-def test_every_number_is_given_once_and_in_order() -> None:
-    given = [row[0] for row in table_rows(TEXT)]
-    assert sorted(set(given)) == sorted(given)
-    for letter in LETTERS:
-        own = [
-            int(number[len(letter) :]) for number in given if re.sub(r"\d", "", number) == letter
-        ]
-        assert own == sorted(own), letter
-
-
 @pytest.mark.parametrize("number", REQUIREMENTS)
 def test_a_row_says_who_demands_it_and_what_became_of_it(number: str) -> None:
     row = REQUIREMENTS[number]
@@ -136,13 +125,6 @@ def test_every_test_exists() -> None:
         cited = [word for word in code(text) if "::" in word]
         assert missing_tests(cited) == []
         assert len(cited) >= least
-
-
-def test_every_command_exists() -> None:
-    cited = set(re.findall(r"runbook ([a-z]+)", "\n".join(code(TEXT))))
-    cited |= set(re.findall(r"^runbook ([a-z]+)", TEXT, re.MULTILINE))
-    assert cited <= set(COMMANDS), sorted(cited - set(COMMANDS))
-    assert {"run", "watch", "triage", "replay"} <= cited
 
 
 def test_every_toggle_and_config_exists() -> None:

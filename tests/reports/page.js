@@ -1,5 +1,14 @@
 // What the browser is asked about a page: see test_browser.py.
 
+// Whether the color scheme is the dark one, how wide the page is, and how many buttons are seen.
+function seen() {
+  return [
+    matchMedia("(prefers-color-scheme: dark)").matches,
+    document.documentElement.scrollWidth,
+    [...document.querySelectorAll("button")].filter(one => one.checkVisibility()).length,
+  ];
+}
+
 // Of the first screen, what lies below it.
 function below() {
   return [...document.querySelectorAll("header.verdict, .GO ~ .cards #exports, .tile")]

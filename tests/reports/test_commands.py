@@ -68,14 +68,6 @@ def test_every_command_is_taken_by_its_program(
             check_command(line)
 
 
-@pytest.mark.parametrize(
-    "line", ["runbook run --phase nothing", "runbook rerun", "FOO=1 python -m x"]
-)
-def test_a_command_that_does_not_work_is_found(line: str) -> None:
-    with pytest.raises((AssertionError, ValueError)):
-        check_command(line)
-
-
 @pytest.mark.parametrize("line", sorted(set(told_by_remedies())))
 def test_commands_of_remedies_are_whole(line: str) -> None:
     """A remedy may name a command alone, such as `runbook compare`; more has to work."""

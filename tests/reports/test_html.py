@@ -15,7 +15,7 @@ from runbook.records import Check, Outcome, RunRecord
 from runbook.records.run import Screen
 from tests.factory.records import check
 from tests.reports import samples
-from tests.reports.samples import SAMPLES, no_go
+from tests.reports.samples import SAMPLES
 
 ALONE = {"meta", "br"}
 NAMES = {"aria-label", "aria-labelledby"}
@@ -72,22 +72,6 @@ def test_a_page_has_names_landmarks_and_headings_in_order(make: Callable[[], Run
     assert {"nav", "main", "header", "footer"} <= page.landmarks
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "fault"),
-    [
-        ("</table>", "", "table is left open"),
-        ('id="phase-2"', "", "#phase-2 leads nowhere"),
-        ("<h3", "<h4", "headings "),
-        ("aria-label", "label", " has no name"),
-        ("</title><desc>", "</name><desc>", "left open"),
-    ],
-)
-def test_what_is_wrong_with_a_page_is_seen(old: str, new: str, fault: str) -> None:
-    page = render(no_go(), "html")
-    assert old in page
-    assert any(fault in one for one in Outline(page.replace(old, new, 1)).faults)
-
-
 # Annotations that GitHub's runner reads as they were meant, and nothing else as a command.
 
 _COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\r\n]*)::([^\r\n]*)")
@@ -134,24 +118,6 @@ def test_a_run_that_failed_has_an_error_with_what_to_do() -> None:
     assert "\nsee: baseline/launch_0/training.csv" in message
     assert "\ntry: " in message
     assert "\nnext: runbook run --phase baseline --profile a100x2_pcie4" in message
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        "50 % of it",
-        "100%0A::error::no",
-        "a\r\n::error::b",
-        "x:y,z",
-        "::set-output name=a::b",
-        "##[x]",
-    ],
-)
-def test_whatever_a_reason_holds_is_one_message(reason: str) -> None:
-    shown = told_in(with_checks(failed(1, reason)))
-    errors = [message for level, _, message in shown if level == "error"]
-    wanted = " ".join(reason.split())
-    assert sum(wanted in message for message in errors) == 1
 
 
 def test_github_is_never_given_more_than_it_shows() -> None:

@@ -8,16 +8,13 @@ execute is in NOT_HERE, with the reason. A kind in neither fails.
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -25,7 +22,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.examples.__main__ import EXAMPLES
-from reports.view import build_view
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.engine.derive import render
@@ -77,7 +73,6 @@ _PROFILE = """\
 extends: cpu
 required: [v2_parity.parity, nvtx.completed]
 """
-_UNANSWERED = "{extends: cpu, name: mfu, required: [baseline.mfu]}"
 _TELLING = (
     *("runbook", "phases", "reports", "templates", "scripts/thresholds_page.py"),
     *("configs/machines", "configs/rules", "configs/trainers"),
@@ -135,47 +130,6 @@ def test_a_new_kind_in_the_program_is_noticed(tmp_path: Path, text: str, kind: s
     assert kind not in executed_kinds().keys() | NOT_HERE.keys()
 
 
-def test_a_new_kind_on_a_page_is_noticed() -> None:
-    page = "Send it with `runbook decide artifacts/RUN`.\n\n```sh\nmake later\n```\n"
-    kinds = [kind_of(line) for line in commands_in_markdown(page)]
-    assert kinds == ["runbook decide", "make later"]
-    html = "<p><code>runbook decide RUN</code></p><pre>make later</pre>"
-    assert sorted(map(kind_of, commands_in_html(html))) == sorted(kinds)
-    known = executed_kinds().keys() | NOT_HERE.keys()
-    assert not known & set(kinds)
-
-
-MARKED = """\
-import pytest
-from tests.cli.shell import inside
-
-@pytest.mark.executes("runbook phases")
-def test_that_does(tmp_path):
-    assert inside("phases", cwd=tmp_path).code == 0
-
-@pytest.mark.executes("runbook phases")
-def test_that_does_not(tmp_path):
-    pass
-
-@pytest.mark.executes("runbook profiles")
-def test_of_what_is_refused(tmp_path):
-    assert inside("profiles", "none", cwd=tmp_path).code == 2
-"""
-
-
-def test_a_marked_test_that_does_not_execute_its_kind_fails(tmp_path: Path) -> None:
-    (tmp_path / "test_planted.py").write_text(MARKED, encoding="utf-8")
-    config = ("-c", str(ROOT / "pyproject.toml"), "--confcutdir", str(tmp_path))
-    plugins = ("-p", "tests.conftest", "-p", "no:cacheprovider")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", *config, *plugins, str(tmp_path)],
-        cwd=ROOT, text=True, capture_output=True, check=False,
-    )  # fmt: skip
-    assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert "did not execute: runbook phases" in done.stdout
-    assert "did not execute: runbook profiles" in done.stdout
-
-
 def test_what_git_bisect_runs_is_a_command_whose_good_end_is_zero() -> None:
     """git takes every exit code but 0 and 125 for bad, and PARTIAL PASS is 4."""
     (line,) = {line for line in told_by_remedies() if line.startswith("git bisect run ")}
@@ -192,22 +146,22 @@ class Shell:
     folder: Path
     printed: dict[str, None] = field(default_factory=dict)
 
-    def type(self, line: str, *, once_begun: Callable[[int], None] | None = None) -> Ended:
+    def type(self, line: str, *, interrupted: bool = False) -> Ended:
         """Execute a line as a shell does, with this Python's programs first on PATH.
 
-        `once_begun` is called with its process as soon as the run that it starts starts a launch.
+        If it is to be interrupted, as soon as the run that it starts starts a launch.
         """
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         before = set(self.folder.glob("artifacts/*"))
         process = subprocess.Popen(
-            ["sh", "-c", f"exec {line}" if once_begun else line], cwd=self.folder, text=True,
+            ["sh", "-c", f"exec {line}" if interrupted else line], cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment(PATH=programs, PYTHONPATH=str(ROOT)),
         )  # fmt: skip
-        while once_begun and process.poll() is None:
+        while interrupted and process.poll() is None:
             new = set(self.folder.glob("artifacts/*")) - before
             if any("launch_started" in told.read_text() for told in _journals(new)):
-                once_begun(process.pid)
+                process.send_signal(signal.SIGINT)
                 break
             time.sleep(0.05)
         out, err = process.communicate(timeout=400)
@@ -252,32 +206,11 @@ def failures_of(record: RunRecord) -> dict[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.executes("runbook run --resume")
-def test_what_left_no_evidence_is_run_again_as_every_place_says(shell: Shell) -> None:
-    """The command after an INCOMPLETE that measured something; a skipped check is no evidence."""
-    (shell.folder / "mfu.yaml").write_text(_UNANSWERED, encoding="utf-8")
-    first = shell.type("runbook run --phase baseline --profile mfu.yaml --steps-scale 0.1")
-    assert first.code == 3, first.out + first.err
-    (journal,) = shell.folder.glob("artifacts/*/events.jsonl")
-    alone = shell.type("runbook").out
-    told = [line[9:].partition("  ")[0] for line in alone.splitlines() if "runbook run" in line]
-    steps = build_view(shell.newest()).following
-    assert told == [step.command for step in steps] and len(steps) == 1
-    assert told == re.findall(r"^ +(?:next|then) +(.*)$", first.out, flags=re.MULTILINE)
-    again = shell.type(told[0])
-    assert again.code == 3, again.out + again.err
-    events = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
-    begun = [one for one in events if one["event"] == "phase_started"]
-    assert [one["phase"] for one in begun] == ["baseline", "baseline"]
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.executes(
     "runbook", "runbook --help", "runbook compare", "runbook history",
     "runbook profiles", "runbook report", "runbook run --dry-run", "runbook run --phase",
     "runbook run --resume", "runbook run --resume --phase", "runbook toggles",
-    "runbook stacks", "runbook verify", "-m TRAINER", "-m pytest",
+    "runbook verify", "-m TRAINER", "-m pytest",
 )  # fmt: skip
 def test_what_is_typed_as_printed_does_what_it_says(shell: Shell) -> None:
     """A run that passes what it is asked for, goes on as its last lines say, and fails."""
@@ -325,22 +258,7 @@ def of_a_red_run(shell: Shell, run_id: str) -> None:
 
 def reproduced(shell: Shell) -> RunRecord:
     """The printed command, interrupted in its launch, and gone on with as its own page says."""
-
-    def meanwhile(pid: int) -> None:
-        live = re.search(r"runbook stacks \S+", shell.type("runbook").out)
-        assert live is not None
-        # The launch lasts a second: with rank 0 held, rank 1 waits for it in a collective.
-        held = _pid_of_rank(0, shell.folder / live[0].split()[-1], pid)
-        os.kill(held, signal.SIGSTOP)
-        try:
-            _pid_of_rank(1, shell.folder / live[0].split()[-1], pid)
-            stacks = shell.type(live[0])
-        finally:
-            os.kill(held, signal.SIGCONT)
-        assert stacks.code in (0, 1) and "rank 1 (pid " in stacks.out, stacks.out + stacks.err
-        os.kill(pid, signal.SIGINT)
-
-    cut = shell.type(_of_nvtx(shell, by_hand=True), once_begun=meanwhile)
+    cut = shell.type(_of_nvtx(shell, by_hand=True), interrupted=True)
     assert cut.code == 130, cut.out + cut.err
     record = shell.newest()
     assert record.interrupted
@@ -362,21 +280,6 @@ def _of_nvtx(shell: Shell, *, by_hand: bool) -> str:
 
 def _journals(runs: set[Path]) -> list[Path]:
     return [path for run in runs if (path := run / "events.jsonl").is_file()]
-
-
-def _pid_of_rank(rank: int, run: Path, harness: int) -> int:
-    """The process of a rank, once it tells it."""
-    while True:
-        for path in run.glob(f"*/*/heartbeat_rank{rank}.jsonl"):
-            if (line := path.read_text().partition("\n")[0]).endswith("}"):
-                return int(json.loads(line)["pid"])
-        assert not _ended(harness)
-        time.sleep(0.01)
-
-
-def _ended(pid: int) -> bool:
-    """Is this child over? It is not reaped: somebody else waits for it."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def both_runs(shell: Shell, one: str, other: str) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -75,11 +71,10 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
     assert sorted(str(name) for name in green) == sorted(expected)
 
 
-def test_a_run_that_requires_nothing_says_so() -> None:
+@pytest.mark.parametrize("fmt", ["details", "html"])
+def test_a_run_that_requires_nothing_says_so(fmt: str) -> None:
     record = run(Verdict.INCOMPLETE, (), required=(), reasons=())
-    assert "requires nothing" in derive.render(record, "details")
-    assert "requires nothing" in derive.render(record, "html")
-    assert "0 required checks; 0 checks" in derive.render(record, "md")
+    assert "requires nothing" in derive.render(record, fmt)
 
 
 def test_every_page_has_the_same_tally() -> None:
@@ -97,20 +92,6 @@ def test_every_page_has_the_same_tally() -> None:
 def test_a_run_that_never_ended_is_called_unfinished(fmt: str) -> None:
     dead = go().model_copy(update={"finished_at": None, "verdict": Verdict.INCOMPLETE})
     assert "Unfinished" in derive.render(dead, fmt)
-
-
-@pytest.mark.parametrize("make", SAMPLES.values(), ids=list(SAMPLES))
-@pytest.mark.parametrize("fmt", ["md", "details", "html"])
-def test_digests_stay_in_the_manifest(make: Callable[[], RunRecord], fmt: str) -> None:
-    """A value that is a digest is no number that a person reads."""
-    record = make()
-    digest = hashlib.sha256(b"config").hexdigest()
-    dump = record.model_dump(mode="json")
-    dump["phases"][0]["checks"][0]["measurement"]["value"] = digest
-    dump["environment"]["git.diff_sha256"] = digest
-    page = derive.render(type(record).model_validate(dump), fmt)
-    assert "digest in run.json" in page if fmt != "md" else True
-    assert not re.search(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", page)
 
 
 def test_write_renders_all_before_it_touches_any_file(
@@ -166,46 +147,9 @@ def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
 
 # `ctrf.json` is the form that https://ctrf.io describes, and is green where the run is.
 
-_WHOLE = {"type": "integer", "minimum": 0}
-_TEXT = {"type": "string", "minLength": 1}
-_STATUS = ("passed", "failed", "skipped", "pending", "other")
-
-
-def _exactly(needed: dict[str, Any], **may: Any) -> dict[str, Any]:
-    known = {"type": "object", "additionalProperties": False, "properties": {**needed, **may}}
-    return {**known, "required": list(needed)}
-
-
 # What the format demands, and of what it allows the names that a run has.
-FORM = _exactly(
-    {
-        "reportFormat": {"const": "CTRF"},
-        "specVersion": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
-        "results": _exactly(
-            {
-                "tool": _exactly({"name": _TEXT}, version={"type": "string"}),
-                "summary": _exactly(
-                    dict.fromkeys(("tests", *_STATUS, "start", "stop"), _WHOLE),
-                    suites=_WHOLE,
-                    extra={"type": "object"},
-                ),
-                "tests": {
-                    "type": "array",
-                    "items": _exactly(
-                        {"name": _TEXT, "status": {"enum": list(_STATUS)}, "duration": _WHOLE},
-                        suite={"type": "array", "minItems": 1, "items": {"type": "string"}},
-                        stdout={"type": "array", "items": {"type": "string"}},
-                        extra={"type": "object"},
-                        message=_TEXT,
-                        trace=_TEXT,
-                        rawStatus=_TEXT,
-                    ),
-                },
-            }
-        ),
-    },
-    runId=_TEXT,
-)
+FORM = json.loads(Path(__file__).with_name("ctrf.schema.json").read_text(encoding="utf-8"))
+_STATUS = ("passed", "failed", "skipped", "pending", "other")
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -43,16 +43,6 @@ def test_one_end_in_every_phase_takes_at_most_fifteen_lines(status: LaunchStatus
         assert len([line for line in shown if line.startswith(f"    {word} ")]) == 1
 
 
-@pytest.mark.parametrize("reason", [one for one in Reason if one is not Reason.OK])
-@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE])
-def test_one_row_takes_at_most_eleven_lines(reason: Reason, outcome: Outcome) -> None:
-    check = row("baseline.x", outcome, reason, "so it was", evidence=tuple("abcdef"))
-    shown = lines(made(by_hand("baseline", check)))
-    assert len(shown) <= 11 and shown[-1].startswith("  then   runbook run ")
-    assert f"{outcome}  baseline.x: so it was" in shown
-    assert "    try    do" in shown
-
-
 def test_advice_is_wrapped_under_its_first_word_and_a_command_is_not() -> None:
     advice = " ".join(["look"] * 40)
     rerun = f"runbook run --phase {','.join(PHASES)}"
@@ -73,15 +63,6 @@ def test_a_terse_one_keeps_verdict_causes_and_what_to_type() -> None:
     first, *shown = render_terminal(record, Screen(brief=True, terse=True)).splitlines()
     assert first.startswith("NO-GO (")
     assert [line.split()[0] for line in shown] == ["FAIL", "next", "FAIL", "next", "then"]
-
-
-def test_the_fourth_cause_is_told_with_its_command() -> None:
-    checks = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(6)]
-    shown = lines(made(by_hand("baseline", *checks)))
-    for number in range(6):
-        assert f"FAIL  baseline.x{number}: fault {number}" in shown
-    assert sum(line.startswith("    try") for line in shown) == 3
-    assert sum(line.startswith("    next") for line in shown) == 6
 
 
 def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
@@ -105,13 +86,6 @@ def test_phases_are_numbered_as_while_they_ran_and_others_not_at_all() -> None:
     assert [line.split()[:2] for line in shown] == [
         ["1/1", "baseline"], ["-", "sdpa_audit"], ["-", "nvtx"]
     ]  # fmt: skip
-
-
-def test_a_command_within_advice_is_typed_by_the_readers_program_too() -> None:
-    advice = "`runbook triage` finds it; the runbook says so"
-    check = row("baseline.x", Outcome.FAIL, Reason.CRASH, "fault", remedy=advice)
-    shown = render_terminal(made(by_hand("baseline", check)), Screen(program="bin/runbook"))
-    assert "    try    `bin/runbook triage` finds it; the runbook says so\n" in shown
 
 
 def test_what_is_typed_next_begins_with_the_readers_program() -> None:

@@ -11,29 +11,6 @@ from scripts import budget
 
 PYPROJECT = budget.ROOT / "pyproject.toml"
 
-COUNTED = '''\
-"""A docstring
-
-of three lines."""
-
-# A comment.
-TEXT = """of
-two lines"""
-
-
-def one() -> int:
-    """Not counted."""
-
-    return (  # counted
-        1
-    )
-'''
-
-
-def test_code_is_neither_blank_nor_comment_nor_docstring() -> None:
-    assert budget.code_lines(COUNTED) == 6
-    assert budget.code_lines("") == 0
-
 
 def test_what_is_over_is_named_with_how_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -41,18 +40,6 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     return monkeypatch
-
-
-def test_a_change_of_what_is_needed_is_installed(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changed = tmp_path / "pyproject.toml"
-    shutil.copy(script.PYPROJECT, changed)
-    assert script.main([str(tmp_path / "venv")]) == 0
-    changed.write_text(changed.read_text() + "\n# more\n")
-    monkeypatch.setattr(script, "PYPROJECT", changed)
-    assert script.main([str(tmp_path / "venv")]) == 0
-    assert script.installed == [False, False]
 
 
 def test_one_that_failed_halfway_is_made_anew(
@@ -195,12 +182,6 @@ def test_the_driver_is_looked_at_before_three_gigabytes_are_downloaded(
 def test_the_oldest_drivers_are_those_of_preflight(script: ModuleType) -> None:
     found = {12: script.OLDEST_FOR_CUDA_12, 13: script.OLDEST_FOR_CUDA_13}
     assert found == {cuda: _OLDEST_DRIVER[cuda] for cuda in found}
-
-
-def test_the_page_of_versions_has_the_build_for_an_older_driver(script: ModuleType) -> None:
-    pinned = script.CONSTRAINTS.read_text().split()[0]
-    typed = f"pip install '{pinned}+cu126' --extra-index-url {script.CUDA_12_INDEX}"
-    assert f"`{typed}`" in (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("prefix", "shared"), [(sys.base_prefix, "true"), ("/active", "false")])

@@ -39,8 +39,6 @@ NAMED = [
     ("scaling.not_shown", "single_gpu", "2.5 to 3.7 times one device"),
     ("phase.not_passed", "sdpa_audit", "timed out"),
     ("acceptance.rows", "acceptance", "no row sdpa_audit"),
-    ("phase.not_passed", "long_run", "not run"),
-    ("acceptance.rows", "acceptance", "no row long_run"),
     ("target.too_low", "baseline", "0.005%"),
     ("plausible.mfu", "baseline", "852 tok/s, is 0.1% of the peak"),
     ("target.too_low", "baseline", "22 times the target"),
@@ -59,15 +57,6 @@ def test_the_v4_report_contradicts_itself_here(rule: str, phase: str, fact: str)
     ]
     assert len(found) == 1
     assert found[0].rule_text == RULES[rule].text
-
-
-def test_one_row_of_warm_up_is_no_throughput() -> None:
-    judgement = judged("first_report")
-    assert judgement.verdict is Verdict.INCOMPLETE
-    found = {item.rule: item.found for item in judgement.contradictions}
-    assert found["acceptance.throughput"] == "production: only warm-up rows"
-    assert "production: 0 log rows after the first" in found["window.too_few_rows"]
-    assert "config.sequential_prefill" in found
 
 
 ROWS = (
@@ -157,7 +146,6 @@ BASE = "phases/baseline/results/0"
         ("acceptance/min_toks_per_s", 50_000, "target.too_low", Verdict.INCOMPLETE),
         ("scored/1/row", "compression", "acceptance.rows", Verdict.INCOMPLETE),
         ("phases/long_run/status", "timed_out", "phase.not_passed", Verdict.INCOMPLETE),
-        ("phases/nvtx/status", "crashed", "phase.not_passed", Verdict.NO_GO),
         ("phases/v2_parity/failed", ["gaps"], "phase.not_passed", Verdict.NO_GO),
         ("phases/nvtx/not_run", ["range"], "phase.not_passed", Verdict.INCOMPLETE),
         ("env", {}, "config.sequential_prefill", Verdict.INCOMPLETE),
@@ -166,14 +154,8 @@ BASE = "phases/baseline/results/0"
         (f"{BASE}/launches", [102e3, 101e3, 103e3], "scaling.not_shown", Verdict.NO_GO),  # 0.64
         ("phases/bucket_sweep/chosen", "25", "choice.not_shown", Verdict.INCOMPLETE),
         ("claimed_verdict", "FAILED (NaN)", "claim.not_passed", Verdict.NO_GO),
-        ("claimed_verdict", "PARTIAL SUCCESS", "claim.not_passed", Verdict.INCOMPLETE),
-        ("scored/6/claim", "FAIL: loss is NaN", "claim.not_passed", Verdict.NO_GO),
-        ("scored/5/claim", "deferred", "claim.not_passed", Verdict.INCOMPLETE),
         ("phases/long_run/claim", "diverged at step 80", "claim.not_passed", Verdict.NO_GO),
         (f"{BASE}/launches", [102e3, 98e3, 99e3], "acceptance.throughput", Verdict.NO_GO),
-        (f"{BASE}/config", "", "acceptance.throughput", Verdict.INCOMPLETE),
-        ("phases/single_gpu/results", [], "scaling.not_shown", Verdict.INCOMPLETE),
-        ("phases/bucket_sweep", {"status": "completed"}, "choice.not_shown", Verdict.INCOMPLETE),
         ("scored", [], "acceptance.rows", Verdict.INCOMPLETE),
         ("scored/0/value", 305e3, "acceptance.value", Verdict.INCOMPLETE),
         ("machine/peak_tflops", 0.3, "plausible.mfu", Verdict.INCOMPLETE),
@@ -193,15 +175,12 @@ def test_a_claim_that_denies_a_failure_is_none(claim: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["baseline", "fineweb"])
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_no_contradiction_leaves_a_go(
-    name: str, phase: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each rule, broken alone; a FAIL of an optional phase is none of the run."""
+def test_no_contradiction_leaves_a_go(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FAIL of an optional phase is none of the run."""
     for outcome in (Outcome.INVALID, Outcome.FAIL):
         broken = rules.Breach(phase, "x", "y", outcome)
-        rule = RULES[name]._replace(breaches=lambda _report, broken=broken: iter([broken]))
-        monkeypatch.setitem(RULES, name, rule)
+        rule = RULES["mean.of_rates"]._replace(breaches=lambda _, broken=broken: iter([broken]))
+        monkeypatch.setitem(RULES, "mean.of_rates", rule)
         fails = outcome is Outcome.FAIL and phase == "baseline"
         assert judge(honest()).verdict is (Verdict.NO_GO if fails else Verdict.INCOMPLETE)
 
@@ -228,19 +207,6 @@ def test_the_command_prints_verdict_and_rules(tmp_path: Path) -> None:
     assert len(data["sha256"]) == 64
 
 
-def test_everything_wrong_with_a_file_at_once(tmp_path: Path) -> None:
-    data = honest()
-    data["machine"]["devices"] = 0
-    data["tittle"] = "x"
-    data["phases"]["baseline"]["results"][0]["rows"] = {1: 2}
-    path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump(data))
-    with pytest.raises(UsageError) as caught:
-        load_report(str(path))
-    for part in ("bad.yaml: machine.devices", "did you mean 'title'", "exactly one of"):
-        assert part in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -248,6 +214,7 @@ def test_everything_wrong_with_a_file_at_once(tmp_path: Path) -> None:
         (("phases/bucket_sweep/chosen", "75"), "not one of"),
         ((f"{BASE}/launches", [1.0, -1.0]), "finite and above 0"),
         (("phases/warp", {"status": "completed"}), "phases.warp"),
+        (("tittle", "x"), "did you mean 'title'"),
     ],
 )
 def test_bad_values(change: tuple[str, object], says: str, tmp_path: Path) -> None:

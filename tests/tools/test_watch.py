@@ -89,21 +89,6 @@ def test_a_stall_is_found_with_stacks_and_halted(
     assert not watcher.over
 
 
-def test_a_dead_rank_is_told_apart_from_a_good_end(
-    tmp_path: Path, ranks: list[subprocess.Popen[bytes]]
-) -> None:
-    watcher = Watcher(tmp_path, Thresholds())
-    assert watcher.look() == []
-    ranks[1].kill()
-    ranks[1].wait()
-    (anomaly,) = watcher.look()
-    assert (anomaly.kind, anomaly.rank) == ("rank_ended", 1)
-    with (tmp_path / "heartbeat_rank0.jsonl").open("a") as stream:
-        stream.write(json.dumps({"event": "exit", "token": TOKEN, "code": 0, "step": 3}) + "\n")
-    assert watcher.look() == []
-    assert watcher.over
-
-
 def test_stacks_of_live_ranks_only(
     tmp_path: Path, ranks: list[subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,34 +233,3 @@ def test_the_end_is_told_with_its_reason_and_without_a_rate(run_dir: Path) -> No
     assert first.endswith("ended at step 250/1000, 25 %: SIGTERM at step 250 (code 13)")
     assert "tok/s" not in numbers and "left" not in first
     assert all("ended with code 13" in rank for rank in ranks)
-
-
-def test_incidents_are_those_written_down_and_those_seen_now(run_dir: Path) -> None:
-    old = {"kind": "loss_spike", "text": "loss 9 at step 7"}
-    (run_dir / "anomalies.jsonl").write_text(json.dumps(old) + "\n")
-    beats(run_dir, 0, progress(8, "nan"))
-    found = lines(run_dir)
-    assert "incidents  2, last: nonfinite_loss: loss nan at step 8" in found
-    assert "loss nan  gradient norm 0.5" in found[1]
-
-
-def test_what_is_not_known_is_not_invented(tmp_path: Path) -> None:
-    beats(tmp_path, 0, {"event": "boot", "step": 0, "phase": "init"})
-    found = lines(tmp_path)
-    assert found[0] == f"{tmp_path}  step 0"
-    assert found[1] == "no step has been told yet"
-    assert "checkpoint  none yet" in found
-    assert "not seen: how long the run is (no env.json yet)" in found
-
-
-def test_a_finished_run_is_shown_and_left_as_it_is(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    beats(run_dir, 0, progress(1000, 2.0), {"event": "exit", "step": 1000, "code": 0})
-    before = {path.name: path.read_bytes() for path in run_dir.iterdir()}
-    assert main(["watch", str(run_dir), "--once"]) == 0
-    assert f"{run_dir}  ended at step 1000/1000, 100 %" in capsys.readouterr().out
-    assert main(["watch", str(run_dir), "--interval", "0.1"]) == 0
-    shown = capsys.readouterr()
-    assert "ended at step 1000/1000" in shown.err and shown.out == ""
-    assert {path.name: path.read_bytes() for path in run_dir.iterdir()} == before
