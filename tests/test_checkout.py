@@ -102,19 +102,6 @@ def test_only_its_own_editable_install_makes_it_installed(
     assert answer.stdout.strip() == str(installed)
 
 
-def test_a_wheel_has_its_own_entry_points(copy: Path, packages: Path, tmp_path: Path) -> None:
-    """Its packages lie where it is installed, and no pyproject.toml beside them is asked."""
-    for part in PARTS:
-        shutil.copytree(copy / part, tmp_path / part)
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "nsa-runbook"\nversion = "9"\n')
-    info = tmp_path / "nsa_runbook-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nsa-runbook\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[runbook.phases]\nnvtx = phases.nvtx:Nvtx\n")
-    listed = start("phases", cwd=tmp_path, path=packages)
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["PHASE", "nvtx"]
-
-
 def test_processes_in_any_folder_find_the_same_packages(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

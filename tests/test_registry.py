@@ -89,8 +89,6 @@ def warp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_phase_of_another_package_is_listed_in_its_place(warp: Path) -> None:
-    before = start("phases").stdout
-    assert "warp" not in before
     listed = start("phases", path=str(warp))
     assert listed.returncode == 0, listed.stderr
     names = [line.split()[0] for line in listed.stdout.splitlines()[1:]]
@@ -99,11 +97,8 @@ def test_a_phase_of_another_package_is_listed_in_its_place(warp: Path) -> None:
         "warp",
         "sdpa_audit",
     ]
-    assert [name for name in names if name != "warp"] == [
-        line.split()[0] for line in before.splitlines()[1:]
-    ]
+    assert [name for name in names if name != "warp"] == list(registry.phases())
     planned = start("run", "--profile", "cpu", "--dry-run", "--json", path=str(warp))
-    assert planned.returncode == 0, planned.stderr
     ran = [phase["name"] for phase in json.loads(planned.stdout)["phases"]]
     assert ran == OF_A_RUN, "installing a package changes no verdict"
 

@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
-import struct
-import termios
-from collections.abc import Callable, Mapping
-
 import pytest
 from rich.cells import cell_len
 
-from runbook.cli import main
 from runbook.cli.run.text import Progress, TextObserver
 from runbook.console import Console, rendered
 from runbook.records.events import Forecast, Pulse, SilentRank
+from tests.cli.test_console import Terminal
 from tests.cli.test_observers import Clock, running
 from tests.reports import samples
 
 ESCAPE, CURSOR = "\x1b", "\x1b[J"
-PLAIN = {"TERM": "xterm-256color", "CI": None, "NO_COLOR": None, "FORCE_COLOR": None}
 
 
-def show_a_launch() -> None:
-    clock = Clock()
-    with TextObserver(Console(), clock=clock) as observer:
-        running(observer, clock)
-        observer.show()
-        observer.note("between")
-        observer.phase_finished(samples.no_go().phases[1])
-        observer.show()
-
-
-# Whether a terminal, or a pipe, gets colors and lines that are redrawn.
+# Whether a terminal gets colors and lines that are redrawn.
 @pytest.mark.parametrize(
     ("variables", "color", "redrawn"),
     [
@@ -41,23 +23,21 @@ def show_a_launch() -> None:
         ({"CI": "true"}, True, False),
     ],
 )
-def test_on_a_terminal(variables: dict[str, str], color: bool, redrawn: bool) -> None:
-    written = in_terminal(show_a_launch, variables=PLAIN | variables)
+def test_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], color: bool, redrawn: bool
+) -> None:
+    for name in ("CI", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", **variables}.items():
+        monkeypatch.setenv(name, value)
+    terminal, clock = Terminal(), Clock()
+    with TextObserver(Console(stdout=terminal, stderr=terminal), clock=clock) as observer:
+        running(observer, clock)
+        observer.show()
+        observer.phase_finished(samples.no_go().phases[1])
+    written = terminal.getvalue()
     assert ("\x1b[31m" in written) is color
     assert (CURSOR in written) is redrawn
-
-
-def list_phases() -> None:
-    assert main(["phases"]) == 0
-
-
-@pytest.mark.parametrize("columns", [60, 100])
-def test_a_table_has_the_width_of_its_terminal_and_whole_words(columns: int) -> None:
-    whole = in_terminal(list_phases, columns=10_000, variables=PLAIN)
-    narrow = in_terminal(list_phases, columns=columns, variables=PLAIN)
-    assert max(map(len, whole.splitlines())) > 100
-    assert max(map(len, narrow.splitlines()[:-1])) <= columns  # the last line is none of it
-    assert set(narrow.split()) == set(whole.split())
 
 
 SILENT = (
@@ -152,55 +132,3 @@ def test_what_runs_is_never_all_done() -> None:
     progress.forecast = Forecast(done_s=40.0, share=1.0, left_s=0.2)
     told = "\n".join([progress.line(41.0), *shown(progress, 120, 41.0)])
     assert "99 %" in told and "100 %" not in told and " left" not in told
-
-
-def in_terminal(
-    action: Callable[[], None], *, columns: int = 80, variables: Mapping[str, str | None] = {}
-) -> str:
-    """What `action` writes in a process whose stdout and stderr are a terminal of that width.
-
-    A variable that is None is taken away.
-    """
-    pid, master = pty.fork()
-    if pid == 0:
-        code = 1
-        try:
-            _be_a_program(action, columns, variables)
-            code = 0
-        finally:
-            os._exit(code)
-    written = _read_all(master)
-    _, status = os.waitpid(pid, 0)
-    assert status == 0, written
-    return written
-
-
-def _be_a_program(
-    action: Callable[[], None], columns: int, variables: Mapping[str, str | None]
-) -> None:
-    import sys
-
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-    fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
-    action()
-    sys.stdout.flush()
-    sys.stderr.flush()
-
-
-def _read_all(master: int) -> str:
-    chunks = []
-    while True:
-        try:
-            chunk = os.read(master, 65536)
-        except OSError:
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    os.close(master)
-    return b"".join(chunks).decode().replace("\r\n", "\n")

@@ -16,15 +16,14 @@ from runbook.cli.run.observers import (
     JsonObserver,
     LogConsole,
     harmless,
-    observer_for,
     tell_github,
 )
 from runbook.cli.run.text import RunView, TextObserver
-from runbook.console import Console, OutputFormat
+from runbook.console import Console
 from runbook.engine.derive import render
 from runbook.folder.manifest import fingerprint_of
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
-from runbook.records.events import Forecast, Pulse, SilentRank, events_schema
+from runbook.records.events import Forecast, Pulse, events_schema
 from tests.engine import toys
 from tests.reports import samples
 
@@ -130,15 +129,6 @@ def test_no_line_about_what_goes_on_comes_after_the_phases_own_line(begun: bool)
     assert lines[-1].startswith(f" 2/2 {record.name}")
 
 
-def test_the_lines_of_a_run_go_where_its_commands_do() -> None:
-    out, err = io.StringIO(), io.StringIO()
-    console = Console(stdout=out, stderr=err)
-    play(observer_for(console, OutputFormat.GITHUB), samples.no_go())
-    assert err.getvalue() == ""
-    (line, *_) = (one for one in out.getvalue().splitlines() if one.startswith(" 1/4"))
-    assert line.split()[:3] == ["1/4", "preflight", "PASS"]
-
-
 @pytest.mark.parametrize(
     "text",
     ["::error::x", "  ::stop-commands::x", "fine\n::add-mask::x", "a ##[error]x", "\t::group::"],
@@ -227,26 +217,3 @@ def test_the_stream_of_a_run(tmp_path: Path) -> None:
     assert 60 in steps, "the last step is told, whatever the rate"
     assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"event": "else"})
     assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"ts": "today"})
-
-
-def test_ranks_are_told_when_something_changes_and_steps_twice_a_second() -> None:
-    out, clock = io.StringIO(), Clock()
-    observer = JsonObserver(Console(stdout=out, stderr=io.StringIO()), clock=clock)
-    launch = samples.entry("baseline", "run1").launch
-    observer.launch_started(launch, 1)
-    for step in range(1, 101):
-        clock.now += 0.1
-        observer.launch_progress(launch, step, 100, float("nan"))
-        silent = (
-            (SilentRank(rank=1, silent_s=step / 10, usual_s=0.1, state=""),) if step > 50 else ()
-        )
-        observer.launch_ranks(launch, Pulse(alive=2, wanted=2, silent=silent))
-    observer.run_forecast(Forecast(done_s=1.0, share=0.5, source="the profile", rough=True))
-    events = checked(out.getvalue())
-    ranks = [event for event in events if event["event"] == "launch_ranks"]
-    assert [[one["rank"] for one in event["silent"]] for event in ranks] == [[], [1]]
-    (forecast,) = (event for event in events if event["event"] == "run_forecast")
-    assert forecast["rough"] is True and forecast["left_s"] is None
-    steps = [event for event in events if event["event"] == "launch_progress"]
-    assert len(steps) == 20, "in ten seconds"
-    assert steps[0]["toks_per_s"] is None, "a rate that is no number is none"

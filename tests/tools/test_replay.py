@@ -59,64 +59,11 @@ def test_the_v4_report_contradicts_itself_here(rule: str, phase: str, fact: str)
     assert found[0].rule_text == RULES[rule].text
 
 
-ROWS = (
-    "throughput", "scaling", "v2_parity", "compression", "bucket_sweep", "sdpa_audit", "long_run",
-)  # fmt: skip
-
-
 def honest() -> dict[str, Any]:
-    """A report with nothing wrong in it: launches, receipts, all phases."""
-    receipt = {"csv": "baseline/training.csv", "window": "steps 21-100"}
-    arms = {"25": [1.0, 1.001, 0.999], "50": [1.05, 1.051, 1.049]}
-    return {
-        "schema_version": 1,
-        "title": "an honest report",
-        "source": "made up",
-        "claimed_verdict": "GO",
-        "machine": {"devices": 2, "peak_tflops": 312},
-        "model": {"parameters": 125.0e6},
-        "acceptance": {
-            "config": "production",
-            "min_toks_per_s": 100_000,
-            "rows": list(ROWS),
-            "source": "made up",
-        },
-        "configs": {"production": {"seq_len": 2048, "batch": 2}},
-        "env": {"NSA_PREFILL_BATCHED": "1"},
-        "phases": {
-            "preflight": {"status": "completed"},
-            "baseline": {
-                "status": "completed",
-                "results": [
-                    {"config": "production", "devices": 2, "launches": [152e3, 151e3, 153e3]}
-                    | receipt
-                ],
-            },
-            "bucket_sweep": {
-                "status": "completed",
-                "chosen": "50",
-                "results": [
-                    {"arm": arm, "devices": 2, "launches": [150e3 * r for r in rate], **receipt}
-                    for arm, rate in arms.items()
-                ],
-            },
-            "sdpa_audit": {"status": "completed"},
-            "v2_parity": {"status": "completed"},
-            "nvtx": {"status": "completed"},
-            "single_gpu": {
-                "status": "completed",
-                "results": [
-                    {"config": "production", "devices": 1, "launches": [80e3, 79.6e3, 80.4e3]}
-                    | receipt
-                ],
-            },
-            "long_run": {"status": "completed"},
-        },
-        "scored": [
-            {"row": "throughput", "claim": "PASS", "config": "production", "value": 152e3},
-            *({"row": row, "claim": "PASS"} for row in ROWS[1:]),
-        ],
-    }
+    """A report with nothing wrong in it."""
+    text = Path(__file__).with_name("honest_report.yaml").read_text(encoding="utf-8")
+    data: dict[str, Any] = yaml.safe_load(text)
+    return data
 
 
 def test_an_honest_report_is_a_go_and_contradicts_nothing() -> None:
