@@ -81,7 +81,6 @@ def test_beside_an_installed_one_the_checkout_says_what_runs(copy: Path) -> None
     [
         ('{"url": "file://HOME", "dir_info": {"editable": true}}', True),
         ('{"url": "file:///elsewhere", "dir_info": {"editable": true}}', False),
-        ('{"url": "file://HOME", "dir_info": {}}', False),
         ("", False),
     ],
 )

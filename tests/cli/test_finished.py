@@ -174,15 +174,3 @@ def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path) -> None:
         assert f"{limit.value:g}" in line and line.endswith(limit.source)
     for check in profile.required:
         assert f"\n{check}" in ended.out
-
-
-def test_toggles_for_machines(tmp_path: Path) -> None:
-    from nsa.toggles import TOGGLES
-
-    ended = inside("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
-    document = json.loads(ended.out)
-    assert "it goes over the profile and under --set NAME=value" in document["note"]
-    rows = {row["name"]: row for row in document["toggles"]}
-    assert set(rows) == set(TOGGLES)
-    assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0
-    assert rows["NSA_DDP_BUCKET_MB"]["source"] == "environment"

@@ -106,14 +106,6 @@ def test_what_the_reports_name_comes_first_and_then_what_else_can_help(
     assert told(tmp_path)[1] == [*first, *after]
 
 
-def test_a_command_of_another_program_is_told_as_it_is(tmp_path: Path) -> None:
-    look = samples.no_go().phases[1].checks[0].model_copy(update={"first_command": "nvidia-smi -L"})
-    phase = samples.baseline(look)
-    finish(tmp_path, samples.no_go(), phases=(phase,), settings={})
-    lines = inside(cwd=tmp_path).out.splitlines()
-    assert any(line.startswith("next     nvidia-smi -L  ") for line in lines), lines
-
-
 @pytest.mark.parametrize("program", ["run", "launch"])
 def test_what_was_cut_off_is_resumed(tmp_path: Path, program: str) -> None:
     folder = begin(tmp_path, STARTED, PHASE)
@@ -165,26 +157,10 @@ def test_a_damaged_record_is_said_and_nothing_fails(
     assert told(tmp_path)[1] == [f"verify artifacts/{RUN}"] or data is None
 
 
-def test_strange_things_in_the_place_of_runs(tmp_path: Path) -> None:
-    (tmp_path / "artifacts").write_text("a file")
-    assert told(tmp_path)[1][0] == "run --dry-run"
-    (tmp_path / "artifacts").unlink()
-    (tmp_path / "artifacts" / "x" / "run.json").mkdir(parents=True)
-    (tmp_path / "artifacts" / "loop").symlink_to("loop")
-    assert told(tmp_path)[1][0] == "run --dry-run"
-
-
 H200 = "<nvidia_smi_log><gpu><product_name>NVIDIA H200</product_name></gpu></nvidia_smi_log>"
 
 
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        (f"echo '{H200}'", "--profile auto takes h200x1: found 1 x NVIDIA H200"),
-        ("echo broken >&2; exit 9", "nvidia-smi: exit code 9: broken"),
-    ],
-)
-def test_the_machine_is_named(tmp_path: Path, said: str, expected: str) -> None:
-    program(tmp_path / "tools/nvidia-smi", said)
+def test_the_machine_is_named(tmp_path: Path) -> None:
+    program(tmp_path / "tools/nvidia-smi", f"echo '{H200}'")
     text, _ = told(tmp_path, PATH=f"{tmp_path / 'tools'}:{os.environ['PATH']}")
-    assert expected in text.splitlines()[0]
+    assert "--profile auto takes h200x1: found 1 x NVIDIA H200" in text.splitlines()[0]

@@ -101,19 +101,6 @@ def test_no_word_is_cut_and_nothing_is_left_out() -> None:
     assert "log and console silent 7 s" in alone and "rank" not in alone
 
 
-def test_without_a_launch_it_says_what_is_done_instead() -> None:
-    progress = training(PULSES["heard"])
-    progress.enter("2/9", "baseline", 40.0)
-    assert "collecting and judging, 2 s" in progress.line(42.0)
-
-
-def test_the_clock_of_the_run_does_not_begin_anew_with_a_launch() -> None:
-    progress = training(PULSES["heard"])
-    progress.start("run2", 1, 300, 90.0)
-    assert "1 min 35 s so far" in shown(progress, 120, 95.0)[0]
-    assert "running, 5 s" in shown(progress, 120, 95.0)[2]
-
-
 def test_the_time_left_runs_down_between_two_forecasts_and_says_where_it_is_a_least() -> None:
     progress = training(PULSES["heard"])
     assert progress.left_text(40.0) == "1 min 42 s left"

@@ -135,16 +135,6 @@ def test_a_defect_is_never_a_no_go(
     assert "in fail\n    raise error\n" in kept.read_text()
 
 
-def test_a_defect_without_room_for_its_traceback_prints_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    assert broken(monkeypatch, KeyError("loss")) == 70
-    err = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in err
-    assert err.splitlines()[-1].endswith("KeyError: 'loss' (traceback: above)")
-
-
 def test_what_the_machine_refuses_is_no_defect(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,12 +59,6 @@ def test_one_slip_is_one_problem(here: Path, case: str) -> None:
     assert told in refused(here, *words[len(variables) :], **shell).err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("words", ["watch artifacts/latest --halts", "launch --without-og"])
-def test_no_option_that_acts_and_none_of_another_word_is_proposed(here: Path, words: str) -> None:
-    ended = refused(here, *words.split())
-    assert "unknown option" in ended.err and "did you mean" not in ended.err
-
-
 @pytest.mark.parametrize(
     ("words", "typed"),
     [

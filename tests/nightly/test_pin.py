@@ -32,22 +32,6 @@ def test_the_pinned_commit_is_one_of_this_repository_and_its_profile_has_gpus() 
     assert git.commit_of(ROOT, pinned.reference) == pinned.reference
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("schema_version: 1\nprofile: cpu\nwhy: x\nreference: main\n", "reference"),
-        ("schema_version: 1\nprofile: cpu\nwhy: x\n", "reference: missing"),
-        (f"schema_version: 1\nprofile: cpu\nwhy: x\nreference: {'a' * 40}\nrounds: 5\n", "rounds"),
-        ("- 1\n", "nightly.yaml"),
-    ],
-)
-def test_a_wrong_pin_is_told_with_what_is_allowed(tmp_path: Path, text: str, wrong: str) -> None:
-    path = tmp_path / "nightly.yaml"
-    path.write_text(text)
-    with pytest.raises(UsageError, match=wrong):
-        load_nightly(path)
-
-
 def test_a_night_names_its_machine_and_needs_commits_that_exist(tmp_path: Path) -> None:
     assert "a night names its machine" in problems("--profile", "auto")[0]
     (wrong,) = problems("--profile", "cpu", "--reference", "nosuch", "--out", str(tmp_path))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import replace
 
 import pytest
 
@@ -11,15 +10,13 @@ from reports.causes import Cause
 from reports.formats.terminal import render_terminal
 from reports.view import following, permit_of
 from runbook.config.load import load_profile
-from runbook.config.phase import PlanContext
 from runbook.engine.derive import render
-from runbook.records import Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
-from runbook.records.run import Invocation, Screen
+from runbook.records import Outcome, Reason, RunRecord, Verdict
+from runbook.records.run import Screen
 from tests.factory.records import check
 from tests.factory.records import phase as recorded
-from tests.phases import builder, spoil
 from tests.reports.samples import go, measured, run
-from tests.reports.test_causes import by_hand, hang, nan, of, phase, row
+from tests.reports.test_causes import hang, nan, of, phase, row
 
 CPU = load_profile("cpu").model_dump(mode="json")
 OTHER = {**CPU, "trainer": "mine.train"}
@@ -62,68 +59,6 @@ def test_another_trainer_is_a_suspect_and_the_next_command_takes_the_shipped_one
     assert cause.steps[0] == "if the shipped trainer passes, look in mine.train"
     own = {**OTHER, "own_trainer": {"name": "theirs"}}
     assert not only(phase("baseline", hang(1)), profile_document=own).advice.likely
-
-
-def test_a_remedy_that_needs_a_setting_has_it_in_the_next_command() -> None:
-    where = PlanContext(profile=load_profile("cpu"), invocation=Invocation(profile="cpu"))
-    growing = spoil.columns(mem_mib=lambda table: 300.0 + 0.5 * table["step"])
-    found = builder.evidence("long_run", where, change=growing)
-    entries = tuple(
-        LaunchEntry(launch=one.launch, result=one.result) for one in found.launches.values()
-    )
-    check = builder.row("long_run", "memory_plateau", found, where)
-    judged = by_hand("long_run", check).model_copy(update={"launches": entries})
-    cause = only(judged)
-    assert check.first_command == (
-        "runbook run --phase long_run --profile cpu --set NSA_MEM_DUMP_EVERY=20"
-    )
-    assert check.clue == "The memory of the process (RSS) grows on every rank."
-    assert check.title.startswith("Memory of rank 0 grows by 0.5 MiB per step: ")
-    assert check.title.endswith("GiB by the end of production (limit 8 GiB).")
-    assert cause.headline == check.title and cause.advice.seen == check.clue
-    assert cause.advice.command == check.first_command
-    assert cause.advice.does == "This adds NSA_MEM_DUMP_EVERY=20." and not cause.advice.shipped
-
-
-def test_a_learning_rate_that_nobody_set_is_lowered_to_a_tenth_of_its_own() -> None:
-    record = phase("baseline", nan(4))
-    assert "train.lr=" in record.first_commands["run1"]
-    cause = only(record)
-    rate = float(cause.advice.command.partition("train.lr=")[2].split()[0])
-    assert 0 < rate < 0.01 and f"--set train.lr={rate:.3g}" in cause.remedy
-
-
-def test_a_wrong_machine_is_shown_by_its_own_program() -> None:
-    where = builder.context("a100x2_pcie4")
-    facts = builder.facts(torch_cuda_available=False, torch_cuda=None)
-    found = replace(builder.evidence("preflight", where), facts=facts)
-    check = builder.row("preflight", "cuda", found, where)
-    assert check.title == "No GPU that torch can use: profile a100x2_pcie4 trains on GPUs."
-    cause = only(by_hand("preflight", check), settings={"train.lr": "1e6"})
-    assert (cause.advice.command, cause.advice.does) == (
-        "nvidia-smi -L",
-        "This shows what is there.",
-    )
-    shown = "This profile trains on GPUs, and torch 2.13.0 was built without CUDA."
-    assert cause.advice.likely == (shown,) and not cause.advice.seen
-    assert cause.rerun.startswith("runbook run --phase preflight")
-    branches = [step.partition(":")[0] for step in cause.steps[1:]]
-    assert branches == ["if it lists GPUs", "if it lists none, or is not found"]
-
-
-def test_a_hang_says_where_the_silent_rank_stopped() -> None:
-    at = ("mine/data.py:7 in fetch()", "mine/train.py:40 in step()")
-    twice = f"attempt 1: {hang(1).cause}; attempt 2: {hang(1).cause}"
-    record = phase(
-        "baseline", hang(1, stopped_at=at, attempts=2).model_copy(update={"cause": twice})
-    )
-    cause = only(record)
-    assert cause.headline == "Rank 1 hung at step 7, in both attempts."
-    assert cause.advice.seen == (
-        "Rank 1 stopped at mine/data.py:7 in fetch(), called at mine/train.py:40 in step()."
-    )
-    once = only(phase("baseline", hang(0, kind=Kind.FROZEN)))
-    assert once.headline == "Rank 0 hung at step 7." and not once.advice.seen
 
 
 NOT_YET = "Not approved: nothing could be measured. Do not start the production run."

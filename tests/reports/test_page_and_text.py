@@ -21,7 +21,7 @@ from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
 from runbook.engine import derive
 from runbook.engine.derive import render
-from runbook.records import Comparator, Outcome, Reason, RunRecord, Verdict
+from runbook.records import RunRecord, Verdict
 from runbook.records.run import TAKES_OUT
 from tests.phases import builder
 from tests.reports.samples import SAMPLES, go, measured, no_go
@@ -102,45 +102,6 @@ def planned_launch() -> RunRecord:
     )
     document = {**record.profile_document, "phases": {"smoke": {"stage": {"order": 1}}}}
     return record.model_copy(update={"phases": (smoke,), "profile_document": document})
-
-
-def test_a_trainer_of_ones_own_has_numbers_that_say_of_what_they_are() -> None:
-    record, phase = go(), go().phases[0]
-    memory = measured(2048.0, "MiB", "own/processes.csv", name="memory_projected")
-    told = {"id": "long_run.memory_plateau", "phase": "long_run", "measurement": memory}
-    told |= {"limit": None, "comparator": Comparator.NONE}
-    checks = (phase.checks[0].model_copy(update=told),)
-    update = {"phases": (phase.model_copy(update={"name": "long_run", "checks": checks}),)}
-
-    def shown(own: object) -> dict[str, str]:
-        document = {**record.profile_document, "own_trainer": own}
-        made = record.model_copy(update={**update, "profile_document": document})
-        return {one.label: one.value for one in summarize(build_view(made)).numbers}
-
-    theirs = shown({"name": "theirs"})
-    assert theirs["Projected memory of all processes together at the end of production"] == "2 GiB"
-    assert not [label for label in theirs if "rank" in label]
-    assert not [label for label in shown(None) if "process" in label]
-
-
-def test_a_choice_has_one_word_and_what_decides_nothing_says_so_beside_its_pass() -> None:
-    record, phase = go(), go().phases[0]
-    value = measured(1.01, "ratio", "fused/training.csv", name="fused_ratio")
-    for update, word, bound in (
-        ({"choice": "TIE"}, "TIE", "-"),
-        ({"code": Reason.NOT_GATED}, "not gated", "not gated"),
-    ):
-        keep = phase.checks[0].model_copy(update={
-            "id": "fused_adamw.keep", "phase": "fused_adamw", "measurement": value, "limit": None,
-            "comparator": Comparator.NONE, "outcome": Outcome.PASS, **update,
-        })  # fmt: skip
-        one = phase.model_copy(update={"name": "fused_adamw", "checks": (keep,)})
-        made = record.model_copy(update={"phases": (one,), "required": (keep.id,)})
-        (number,) = (n for n in summarize(build_view(made)).numbers if n.id == keep.id)
-        assert number.word == word
-        assert f"| Fused against plain AdamW | 1.01 ratio | - | - | {word} |" in render(made, "md")
-        assert f"`fused/training.csv` | {bound} |" in render(made, "details")
-        assert ("  not gated" in render(made, "terminal")) is (bound == "not gated")
 
 
 def test_a_launch_by_a_plan_has_its_own_numbers_and_the_health_of_the_selection() -> None:

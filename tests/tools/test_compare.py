@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from runbook.cli import main
-from runbook.console import Console
 from runbook.folder.manifest import write_manifest
 from runbook.records import (
     Check,
@@ -132,23 +129,6 @@ def test_a_launch_without_env_json_and_a_changed_record_are_obstacles(tmp_path: 
     found = held(tmp_path, a, b)
     assert any("run.json of b is another file" in text for text in found.obstacles)
     assert found.b_verdict == "INCOMPLETE"
-
-
-def test_numbers_of_equal_outcomes_are_told_where_they_differ_and_a_name_stays_on_its_line(
-    tmp_path: Path,
-) -> None:
-    a, b = pair(tmp_path)
-    same, other = (throughput(n, Outcome.PASS, Reason.OK, "measured") for n in (40.0, 42.0))
-    named = [one.model_copy(update={"id": "baseline.a\nb"}) for one in (same, other)]
-    found = held(tmp_path, of_checks(a, same, named[0]), of_checks(b, same, named[1]))
-    out = io.StringIO()
-    lines = comparison_lines(replace(found, a="run\x1b[2J\nGO"))
-    Console(stdout=out, stderr=out).tell({}, lines)
-    shown = out.getvalue().splitlines()
-    assert shown[0] == "A  run\\x1b[2J\\nGO  GO"
-    at = shown.index("numbers: 1 equal, 1 others")
-    assert shown[at + 1] == "  baseline.a\\nb"
-    assert shown[at + 2].startswith("    A  40 ") and shown[at + 3].startswith("    B  42 ")
 
 
 def test_a_required_check_that_failed_or_vanished_is_worse_one_not_asked_for_is_not(

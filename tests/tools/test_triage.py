@@ -16,7 +16,6 @@ from runbook.records import (
     LaunchEntry,
     LaunchResult,
     LaunchStatus,
-    RankExit,
     RunRecord,
 )
 from runbook.tools.drill import FAULTS
@@ -68,22 +67,6 @@ def left(launch: Launch, folder: Path) -> None:
     """What a launch leaves of its plan."""
     document = {"launch": launch.model_dump(mode="json")}
     (folder / "launch.json").write_text(json.dumps(document))
-
-
-def test_targets(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot be triaged"):
-        find_target(tmp_path)
-    launch = fake_launch()
-    left(launch, tmp_path)
-    assert (find_target(tmp_path).symptom, find_target(tmp_path).steps) == ("failure", 30)
-    assert find_target(tmp_path, floor=39.0).symptom == "throughput"
-    ended = LaunchResult(
-        status=LaunchStatus.CRASHED, ranks=(RankExit(rank=0, code=1, steps_done=500),)
-    )
-    (tmp_path / "result.json").write_text(ended.model_dump_json())
-    found = find_target(tmp_path)
-    assert found.launch == launch
-    assert found.steps == 510  # far enough to come to the failing step again
 
 
 def no_go(folder: Path, status: LaunchStatus, kind: str = "trainer") -> RunRecord:

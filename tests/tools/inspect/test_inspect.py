@@ -170,16 +170,6 @@ def test_nothing_is_changed(tmp_path: Path) -> None:
     assert (_digests(tmp_path), tmp_path.stat().st_mtime_ns) == before
 
 
-def test_a_launch_that_crashed_before_it_wrote_anything_is_told_by_its_end(tmp_path: Path) -> None:
-    folder = tmp_path / "run1"
-    folder.mkdir()
-    launched(folder, status="crashed", culprit_rank=1, cause="KeyError: 'x'", exit_code=7)
-    (remark, *_) = inspect_path(tmp_path).remarks
-    assert (remark.code, remark.path) == ("failed_exit", "run1/result.json")
-    assert remark.message == "crashed, rank 1: KeyError: 'x' (exit code 7)"
-    assert inspect_path(tmp_path).exit_code == 1
-
-
 def test_a_folder_in_which_nothing_is_known_is_named_with_what_it_holds(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-9").mkdir()
     (tmp_path / "trainer_state.json").write_text("{}")
