@@ -30,10 +30,13 @@ def test_a_page_is_readable_fits_and_has_its_buttons(
 ) -> None:
     page = tmp_path / "report.html"
     page.write_text(render(SAMPLES[name](), "html"), encoding="utf-8")
-    question = f"{SCRIPT}; [below(), {OPENED}, seen(), wider(), faint({CONTRAST})]"
+    question = f"{SCRIPT}; [below(), {OPENED}, seen(), wider(), faint({CONTRAST}), faults()]"
     below, _, (scheme, across, buttons), *found = asked(page, question, width=width, dark=dark)
     assert (scheme, across <= width, buttons > 0) == (dark, True, True)
-    assert found == [[], []], "what is wider than the screen, and what is faint"
+    assert found == [[], [], []], "what is wider than the screen, too faint, or has no name"
     assert below == [] or width == PHONE
-    page.write_text(page.read_text("utf-8").replace("<script>", '<script type="text">'))
-    assert asked(page, f"{SCRIPT}; seen()[2]", width=width) == 0, "the script shows the buttons"
+    text = page.read_text("utf-8").replace("<script>", '<script type="text">')
+    page.write_text(text.replace('id="phase-2"', "").replace("<h3", "<h4", 1))
+    buttons, wrong = asked(page, f"{SCRIPT}; [seen()[2], faults()]", width=width)
+    assert buttons == 0, "the script shows the buttons"
+    assert "#phase-2 leads nowhere" in wrong and any("heading 4 of" in one for one in wrong)

@@ -90,11 +90,13 @@ def test_a_lost_row_and_damage_are_named(tmp_path: Path) -> None:
 def test_an_orphan_is_named(tmp_path: Path) -> None:
     token = "feedfeedfeedfeed"
     orphan = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
         env={**os.environ, TOKEN_VARIABLE: token},
+        stdout=subprocess.PIPE,
         start_new_session=True,
     )
     try:
+        assert orphan.stdout is not None and orphan.stdout.readline(), "it carries its token"
         seen = scene(tmp_path)
         mine = seen.result.model_copy(update={"run_token": token})
         assert "1 processes were left" in problems(HANG, replace(seen, result=mine))
