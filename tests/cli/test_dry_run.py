@@ -102,20 +102,6 @@ def test_settings_and_scale_reach_the_lines(tmp_path: Path) -> None:
     assert steps[1] * 2 == steps[0]
 
 
-def test_rounds_of_arms_are_read_line_by_line_and_pasted_as_they_stand(tmp_path: Path) -> None:
-    shown = inside("run", "--profile", "a100x2_pcie4", "--phase", "bucket_sweep", "--dry-run",
-                    cwd=tmp_path).out  # fmt: skip
-    assert "#   24 rounds of 25, 50, 100 in changing order; each 20 steps after 4" in shown
-    command = shown[
-        shown.index("NSA_PREFILL_BATCHED=1") : shown.index("\n\n# 1/1 bucket_sweep  1 launch")
-    ]
-    assert max(map(len, command.splitlines()[1:])) < 240
-    words = shlex.split(command)
-    blocks = json.loads(words[words.index("--arms") + 1])["blocks"]
-    assert len(blocks) == 72 and command.count("\n") == 25
-    assert [block["block"] for block in blocks] == [number // 3 for number in range(72)]
-
-
 _OF_A_RUN = pytest.mark.executes("runbook run --dry-run --phase")
 _OF_A_LAUNCH = pytest.mark.executes("runbook launch --dry-run --until")
 

@@ -133,17 +133,6 @@ def test_each_format_in_a_file(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["artifacts", "x.csv", "x.prom"]
 
 
-def test_without_the_package_the_error_says_what_to_install(folder: Path) -> None:
-    hidden = folder / "hidden"
-    hidden.mkdir()
-    (hidden / "prometheus_client.py").write_text("raise ImportError('not here')\n")
-    words = ("export", "--to", "prometheus", "b.prom")
-    ended = runbook(*words, cwd=folder, PYTHONPATH=str(hidden))
-    assert ended.code == 2
-    assert "pip install 'nsa-runbook[prometheus]'" in ended.err
-    assert not (folder / "b.prom").exists()
-
-
 @pytest.mark.executes("runbook phases")
 def test_phases_for_machines(tmp_path: Path) -> None:
     rows = json.loads(inside("phases", "--json", cwd=tmp_path).out)["phases"]

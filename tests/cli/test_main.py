@@ -209,10 +209,3 @@ def test_bash_offers_what_may_follow(tmp_path: Path) -> None:
     words = ["bash", "--norc", "-c", BASH]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["--dry-run"]
-
-
-def test_without_the_package_completion_says_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "argcomplete.py").write_text("raise ImportError('not here')\n")
-    ended = started("wa", cwd=tmp_path, PYTHONPATH=str(tmp_path), _ARGCOMPLETE="1")
-    assert (ended.code, ended.out) == (2, "")
-    assert "pip install 'nsa-runbook[completion]'" in ended.err

@@ -117,15 +117,6 @@ def test_a_launch_by_a_plan_has_its_own_numbers_and_the_health_of_the_selection(
     )
 
 
-def test_what_the_headline_counts_is_listed_with_the_configuration() -> None:
-    steps = "baseline.steps=20, baseline.launches=2, long_run.steps=60, nvtx.steps=5"
-    record = go().model_copy(update={"caveats": (f"fewer steps ({steps})",)})
-    assert record.said == "GO, fewer steps (4 settings)"
-    assert dict(summarize(build_view(record)).facts)["Fewer steps"] == steps
-    page = render(record, "html")
-    assert "fewer steps (4 settings)</span>" in page and steps in page
-
-
 # Strings out of logs and configs must never act as markup, as escapes or as new lines.
 
 NASTY = [

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.errors import UsageError
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import (
@@ -100,16 +99,6 @@ def test_a_run_is_triaged_as_what_went_wrong(
     if symptom == "throughput":
         assert find_target(tmp_path).floor_toks_per_s == 39.0
         assert find_target(tmp_path, floor=50.0).floor_toks_per_s == 50.0
-
-
-def test_only_a_training_launch_is_triaged(tmp_path: Path) -> None:
-    no_go(tmp_path, LaunchStatus.CRASHED, "pytest")
-    with pytest.raises(UsageError, match=r"no training launch of .* failed"):
-        find_target(tmp_path)
-    (tmp_path / "run.json").unlink()
-    left(fake_launch().model_copy(update={"kind": "ceilings"}), tmp_path)
-    with pytest.raises(UsageError, match="is a ceilings launch; only training runs are triaged"):
-        find_target(tmp_path)
 
 
 def test_low_throughput_is_measured(tmp_path: Path) -> None:

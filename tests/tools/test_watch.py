@@ -152,24 +152,6 @@ def test_a_run_without_a_csv_is_not_watched_blindly(
     assert "warning: gates are not watched: no gates.csv" in shown.err
 
 
-def test_what_nobody_writes_is_said_to_be_unwatched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "heartbeat_rank0.jsonl"
-    path.write_text(beat("step_end", 1) + beat("exit", 1, code=0))
-    assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 0
-    blind = "warning: losses, gradients, rates and memory are not watched: no row in training.csv"
-    assert capsys.readouterr().err.count(blind) == 1
-    path.unlink()
-    (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,5.5,0.1,100.125\n")
-    (tmp_path / "gates.csv").write_text("step,entropy,max_gate\n1,0.9,0.4\n")
-    assert main(["watch", str(tmp_path), "--once"]) == 0
-    shown = capsys.readouterr().err
-    first, *rest = shown.splitlines()
-    assert first == "warning: silent and dead ranks and the run's end are not seen: no heartbeats"
-    assert rest == [f"read {tmp_path} once; 0 anomalies, 1 row read"]
-
-
 def beats(folder: Path, rank: int, *events: dict[str, object], ago_s: float = 0.0) -> None:
     """Append heartbeats of a rank that is this process."""
     about = {

@@ -170,14 +170,6 @@ def test_nothing_is_changed(tmp_path: Path) -> None:
     assert (_digests(tmp_path), tmp_path.stat().st_mtime_ns) == before
 
 
-def test_a_folder_in_which_nothing_is_known_is_named_with_what_it_holds(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-9").mkdir()
-    (tmp_path / "trainer_state.json").write_text("{}")
-    said = text_of(inspect_path(tmp_path))
-    assert "no training.csv" in said and "holds checkpoint-9, trainer_state.json" in said
-    assert str(tmp_path) in said and "nothing suspicious" not in said
-
-
 def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     assert inspect_path(tmp_path).exit_code == 3
     with pytest.raises(UsageError, match="no such directory"):
