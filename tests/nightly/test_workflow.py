@@ -1,4 +1,4 @@
-"""The nightly: how long its job may take, what is pinned, and that a night sees the one before it."""
+"""The nightly: how long its job may take, what is pinned, and that a night sees the last one."""
 
 from __future__ import annotations
 
