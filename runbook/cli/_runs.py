@@ -235,7 +235,7 @@ def _following(record: RunRecord) -> Iterator[tuple[str, str]]:
 def _besides(record: RunRecord, name: str) -> Iterator[tuple[str, str]]:
     """What else there is to do with such a run."""
     from runbook.records import Verdict
-    from runbook.tools.triage_target import failed_launches
+    from runbook.tools.triage import failed_launches
 
     if record.verdict is Verdict.GO:
         yield f"runbook verify {name}", "compute every number again"

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from runbook.records import RunRecord
-    from runbook.tools.export import MetricRow
-    from runbook.tools.history import History, RunRow, Trend
+    from runbook.tools.export import History, MetricRow, RunRow, Trend
 
 _DEFAULT_FORMAT = "terminal"
 
@@ -235,7 +234,7 @@ def history(args: argparse.Namespace, console: Console) -> int:
       runbook history
       runbook history baseline.throughput
     """
-    from runbook.tools.history import read_history
+    from runbook.tools.export import read_history
 
     if not args.out.is_dir():
         raise UsageError(
@@ -273,7 +272,7 @@ def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
 def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
     from runbook.errors import choice_for
     from runbook.records.measurement import json_ready
-    from runbook.tools.history import trends
+    from runbook.tools.export import trends
 
     rows = history.metric(args.metric)
     if not rows:

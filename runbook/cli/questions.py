@@ -19,8 +19,7 @@ from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.tools.replay.judge import ReplayRecord
-    from runbook.tools.triage import StepResult
-    from runbook.tools.triage_target import Target
+    from runbook.tools.triage import StepResult, Target
 
 
 @command("judge any run directory, read-only: what it holds and what is suspicious")
@@ -205,7 +204,7 @@ def _target(args: argparse.Namespace, console: Console) -> Target:
     """The launch to repeat, which keeps its own variables."""
     from runbook.config.precedence import differing, shell_settings
     from runbook.config.settings import parse_settings
-    from runbook.tools.triage_target import find_target, with_choices
+    from runbook.tools.triage import find_target, with_choices
 
     typed, named = parse_settings(args.settings), args.target
     path = Path(named) if named and Path(named).exists() else find_run(named, args.out)

@@ -17,7 +17,7 @@ from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.records.own_trainer import OwnTrainer
-    from runbook.tools.drill.runner import DrillReport, DrillRow
+    from runbook.tools.drill import DrillReport, DrillRow
 
 
 _HEAD = """\
@@ -210,8 +210,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.files import utc_stamp
     from runbook.launch import StopRequest, stop_on_signals
-    from runbook.tools.drill import select
-    from runbook.tools.drill.runner import run_drill
+    from runbook.tools.drill import run_drill, select
 
     faults = select(args.faults)
     if args.list:

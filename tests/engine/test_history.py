@@ -12,7 +12,7 @@ from runbook.cli import main
 from runbook.folder.journal import Journal, is_going_on, phases_done
 from runbook.records import RunRecord
 from runbook.records.run import Ran
-from runbook.tools.history import read_history, trends
+from runbook.tools.export import read_history, trends
 from tests.reports.samples import go, incomplete, no_go
 
 

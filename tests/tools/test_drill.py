@@ -16,8 +16,7 @@ from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.process.reaper import TOKEN_VARIABLE
 from runbook.records import LaunchResult, LaunchStatus
-from runbook.tools.drill import FAULTS, Fault, select
-from runbook.tools.drill.runner import DrillReport, judge_scene, run_drill
+from runbook.tools.drill import FAULTS, DrillReport, Fault, judge_scene, run_drill, select
 from runbook.tools.drill.scene import Scene, drill_launch
 from tests.factory.files import HEADER, record, training, write_beats
 from tests.tiers import by_tier

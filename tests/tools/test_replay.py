@@ -11,7 +11,7 @@ import yaml
 
 from runbook.errors import UsageError
 from runbook.records.outcome import Outcome, Verdict
-from runbook.tools.replay import Report, load_report, rules
+from runbook.tools.replay import Breach, Report, load_report
 from runbook.tools.replay.judge import RULES, ReplayRecord, judge_report
 from tests.cli.shell import inside
 
@@ -125,7 +125,7 @@ def test_a_claim_that_denies_a_failure_is_none(claim: str) -> None:
 def test_no_contradiction_leaves_a_go(phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A FAIL of an optional phase is none of the run."""
     for outcome in (Outcome.INVALID, Outcome.FAIL):
-        broken = rules.Breach(phase, "x", "y", outcome)
+        broken = Breach(phase, "x", "y", outcome)
         rule = RULES["mean.of_rates"]._replace(breaches=lambda _, broken=broken: iter([broken]))
         monkeypatch.setitem(RULES, "mean.of_rates", rule)
         fails = outcome is Outcome.FAIL and phase == "baseline"

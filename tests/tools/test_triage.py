@@ -19,9 +19,8 @@ from runbook.records import (
 )
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
-from runbook.tools.triage import run_steps
+from runbook.tools.triage import Target, find_target, run_steps
 from runbook.tools.triage_steps import AS_IT_WAS, STEPS, TriageStep, applied
-from runbook.tools.triage_target import Target, find_target
 from tests.cli.shell import inside
 from tests.launch.helpers import FAST, fake_launch
 from tests.reports import samples
