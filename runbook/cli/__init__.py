@@ -11,7 +11,7 @@ from inspect import cleandoc
 from pathlib import Path
 
 from runbook import __version__
-from runbook.cli import finished, lists, live, questions, run, trials
+from runbook.cli import finished, lists, live, run, trials
 from runbook.cli._parser import (
     ASKED_BY_SHELL,
     Command,
@@ -29,10 +29,10 @@ from runbook.files import data_path, near
 GROUPS: dict[str, tuple[Command, ...]] = {
     "what most people need": (
         *(run.run, finished.report, finished.verify, run.launch),
-        *(live.watch, questions.triage, finished.history, questions.inspect),
+        *(live.watch, trials.triage, finished.history, finished.inspect),
     ),
     "other runs": (trials.init, run.nightly, trials.drill),
-    "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
+    "other answers": (*(finished.compare, finished.judge, finished.replay, finished.export),),
     "look up": (lists.phases, lists.profiles, lists.toggles, lists.schema),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
