@@ -48,10 +48,8 @@ def test_a_named_file_is_read_and_what_has_no_end_is_not(tmp_path: Path) -> None
     ("started", "path", "typed"),
     [
         ("bin/runbook", "", "bin/runbook"),
-        ("./runbook", "", "./runbook"),
         ("bin/runbook", "bin", "runbook"),
         ("bin/other.py", "", "runbook"),
-        ("gone/runbook", "", "runbook"),
     ],
 )
 def test_where_the_program_is_not_on_the_path_its_own_is_typed(

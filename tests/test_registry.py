@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -11,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-import runbook
+import runbook as package
 from runbook.config import registry
+from tests.cli.shell import Ended, runbook
 
-HOME = Path(runbook.__file__).resolve().parent.parent
+HOME = Path(package.__file__).resolve().parent.parent
 OF_A_RUN = [name for name, phase in registry.phases().items() if not phase.optional]
 
 PHASE = """\
@@ -71,15 +71,8 @@ def install(folder: Path, *, name: str, entry: str) -> Path:
     return target
 
 
-def start(*words: str, cwd: Path = HOME, path: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "runbook", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def start(*words: str, path: str = "") -> Ended:
+    return runbook(*words, cwd=HOME, PYTHONPATH=path)
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +83,8 @@ def warp(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_phase_of_another_package_is_listed_in_its_place(warp: Path) -> None:
     listed = start("phases", path=str(warp))
-    assert listed.returncode == 0, listed.stderr
-    names = [line.split()[0] for line in listed.stdout.splitlines()[1:]]
+    assert listed.code == 0, listed.err
+    names = [line.split()[0] for line in listed.out.splitlines()[1:]]
     assert names[names.index("warp") - 1 : names.index("warp") + 2] == [
         "bucket_sweep",
         "warp",
@@ -99,7 +92,7 @@ def test_a_phase_of_another_package_is_listed_in_its_place(warp: Path) -> None:
     ]
     assert [name for name in names if name != "warp"] == list(registry.phases())
     planned = start("run", "--profile", "cpu", "--dry-run", "--json", path=str(warp))
-    ran = [phase["name"] for phase in json.loads(planned.stdout)["phases"]]
+    ran = [phase["name"] for phase in json.loads(planned.out)["phases"]]
     assert ran == OF_A_RUN, "installing a package changes no verdict"
 
 
@@ -108,20 +101,20 @@ def test_a_phase_of_another_package_runs_when_it_is_named(warp: Path, tmp_path: 
     profile.write_text("extends: cpu\nname: mine\nphases: {warp: {timeout_s: 60, source: x}}\n")
     words = ("run", "--phase", "warp", "--profile", str(profile), "--dry-run", "--json")
     planned = start(*words, path=str(warp))
-    assert planned.returncode == 0, planned.stderr
-    assert [phase["name"] for phase in json.loads(planned.stdout)["phases"]] == ["warp"]
+    assert planned.code == 0, planned.err
+    assert [phase["name"] for phase in json.loads(planned.out)["phases"]] == ["warp"]
     refused = start("run", "--phase", "warp", "--profile", "cpu", "--dry-run", path=str(warp))
-    assert refused.returncode == 2
-    assert "profile cpu says nothing of phase warp" in refused.stderr
+    assert refused.code == 2
+    assert "profile cpu says nothing of phase warp" in refused.err
 
 
 def test_two_packages_with_one_phase_are_refused(tmp_path: Path) -> None:
     ours = install(tmp_path, name="second-nvtx", entry="nvtx")
     refused = start("phases", path=str(ours))
-    assert refused.returncode == 2
-    assert "runbook.phases 'nvtx' is installed twice" in refused.stderr
-    assert "second-nvtx (second_nvtx:Warp)" in refused.stderr
-    assert "nsa-runbook (phases.nvtx:Nvtx)" in refused.stderr
+    assert refused.code == 2
+    assert "runbook.phases 'nvtx' is installed twice" in refused.err
+    assert "second-nvtx (second_nvtx:Warp)" in refused.err
+    assert "nsa-runbook (phases.nvtx:Nvtx)" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -133,9 +126,9 @@ def test_a_folder_that_hides_a_package_of_ours_is_refused_and_not_run(
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").write_text("raise SystemExit('foreign code ran')\n")
     refused = start(*words, path=str(tmp_path))
-    assert refused.returncode == 2
-    assert f"package '{package}' comes from {tmp_path}/{package}, not from {HOME}" in refused.stderr
-    assert "foreign code ran" not in refused.stderr
+    assert refused.code == 2
+    assert f"package '{package}' comes from {tmp_path}/{package}, not from {HOME}" in refused.err
+    assert "foreign code ran" not in refused.err
 
 
 def test_selection_keeps_the_running_order() -> None:

@@ -158,29 +158,6 @@ def test_nobody_prints_past_the_console() -> None:
     assert others == {"nvml", "subreaper", "agent", "on_nodes"}
 
 
-ROWS = [
-    ("baseline.throughput", "FAIL", "23 tok/s [bold]is[/] below 39 of the profile :smile:"),
-    ("preflight.git", "PASS", "clean"),
-]
-
-
-def test_a_table_is_wrapped_between_words_on_a_terminal_and_whole_in_a_pipe() -> None:
-    head = ("CHECK", "OUTCOME", "REASON")
-    out = io.StringIO()
-    Console(stdout=out, stderr=out).show(table_of(head, ROWS, styled=1))
-    assert out.getvalue().splitlines() == [
-        "CHECK                OUTCOME  REASON",
-        "baseline.throughput  FAIL     23 tok/s [bold]is[/] below 39 of the profile :smile:",
-        "preflight.git        PASS     clean",
-    ]
-    table = table_of(head, ROWS, styled=1)
-    assert rendered(table, width=50).splitlines()[1:4] == [
-        "baseline.throughput  FAIL     23 tok/s [bold]is[/]",
-        "                              below 39 of the",
-        "                              profile :smile:",
-    ]
-
-
 def test_what_is_to_be_copied_is_whole_on_the_narrowest_terminal() -> None:
     command = f"runbook report {LONG}"
     assert rendered(whole(command), table_of((), [("see", LONG)]), width=20).splitlines() == [

@@ -135,18 +135,6 @@ def _blocks(text: str) -> list[str]:
     return [block for part in parts if (block := "".join(part.split()))]
 
 
-def test_a_person_sees_the_whole_plan_on_one_screen_and_each_phase_on_another(plan: str) -> None:
-    lines = plan.splitlines()
-    first = lines.index(f"# 1/{len(ALL)} {ALL[0]}     2 launches, at most 10 min 00 s")
-    told = [line.split()[2] for line in lines[first:-1]]
-    assert told == list(ALL) and lines[-1].startswith("# total   24 launches, at most ")
-    blocks = plan.split("\n\n")[1:-1]
-    assert len(blocks) == len(ALL)
-    for block in blocks:
-        # As wide as a terminal of a laptop, wrapped.
-        assert sum(1 + len(line) // 160 for line in block.splitlines()) <= 30, block
-
-
 DEFAULT = re.compile(r"\bdefault: |\((?:the )?default\b|\bno default\b|\(default\b")
 UNIT = re.compile(
     r"\b(seconds|steps?|tok/s|MiB|nats|share|rate|efficiency|factor|launch(es)?|ranks|devices"

@@ -93,13 +93,6 @@ def test_a_run_is_found_by_its_id_or_its_start_its_folder_or_its_record(
     assert find_run(str(runs / OLD / "run.json"), elsewhere) == runs / OLD
 
 
-def test_an_unknown_one_names_the_nearest_and_the_last(runs: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        find_run("20261121T010203Z-840303a", runs)
-    assert f"did you mean '{NEW}'?" in str(caught.value)
-    assert f"{OLD}, {NEW}" in str(caught.value)
-
-
 @pytest.mark.parametrize("damage", ["{", '{"schema_version": 2}', "\x00"])
 def test_a_damaged_record_is_an_error_in_words(runs: Path, damage: str) -> None:
     (runs / NEW / "run.json").write_text(damage)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shlex
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from runbook.cli._parser import parse_all
 from runbook.folder.manifest import write_record
 from runbook.records import LaunchStatus, RunRecord, Verdict
 from tests.cli.shell import inside
-from tests.factory.programs import program
 from tests.reports import samples
 
 RUN = "20260101T000000Z-abc1234"
@@ -155,12 +153,3 @@ def test_a_damaged_record_is_said_and_nothing_fails(
     assert says in text and commands == after
     (folder / "events.jsonl").write_bytes(b"[" * 9999 + b"\n\xff\n")
     assert told(tmp_path)[1] == [f"verify artifacts/{RUN}"] or data is None
-
-
-H200 = "<nvidia_smi_log><gpu><product_name>NVIDIA H200</product_name></gpu></nvidia_smi_log>"
-
-
-def test_the_machine_is_named(tmp_path: Path) -> None:
-    program(tmp_path / "tools/nvidia-smi", f"echo '{H200}'")
-    text, _ = told(tmp_path, PATH=f"{tmp_path / 'tools'}:{os.environ['PATH']}")
-    assert "--profile auto takes h200x1: found 1 x NVIDIA H200" in text.splitlines()[0]

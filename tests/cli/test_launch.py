@@ -153,18 +153,6 @@ def test_behind_it_every_number_recomputes_and_it_goes_no_further(run: Path) -> 
         assert told in done.err
 
 
-@pytest.mark.parametrize("words", [(), ("--dry-run",)])
-def test_a_typo_of_this_shell_is_told_before_a_go_is_asked_for(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
-    done = inside("launch", *WORDS, *words, cwd=tmp_path, NSA_DDP_BUCKT_MB="1")
-    assert done.code == 2 and not list(tmp_path.iterdir())
-    assert "in this shell: NSA_DDP_BUCKT_MB: no such toggle (did you mean" in done.err
-    assert "GO" not in done.err
-    other = inside("launch", *WORDS, *words, "--plan", "prod", cwd=tmp_path, NSA_ACUM="1")
-    assert "NSA_ACUM" in other.err and "no plan 'prod' (did you mean 'production'?)" in other.err
-
-
 @pytest.mark.executes("runbook launch --dry-run")
 def test_a_refused_start_names_all_that_its_dry_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

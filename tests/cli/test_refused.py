@@ -57,23 +57,14 @@ def test_one_slip_is_one_problem(here: Path, case: str) -> None:
     assert told in refused(here, *words[len(variables) :], **shell).err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("words", "typed"),
-    [
-        ("report --out other", "`{} run` starts one"),
-        ("run --phas x", "; see {} run --help"),
-        ("launch --profile cpu", "; first: {} run --phase all --profile cpu; or"),
-        ("baseline", "(a phase: `{} run --phase baseline`)"),
-    ],
-)
 def test_a_refusal_names_what_its_reader_can_type(
-    here: Path, monkeypatch: pytest.MonkeyPatch, words: str, typed: str
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As from an environment that is not activated; the program's own name stays in front."""
     script = program(here / "my env" / "runbook", "true")
     monkeypatch.setattr(sys, "argv", [str(script)])
-    told = refused(here, *words.split(), PATH="/usr/bin:/bin").err.splitlines()[-1]
-    assert typed.format("'my env/runbook'") in told
+    told = refused(here, "launch", "--profile", "cpu", PATH="/usr/bin:/bin").err
+    assert "; first: 'my env/runbook' run --phase all --profile cpu; or" in told
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "triage", "report"])

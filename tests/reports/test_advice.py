@@ -95,17 +95,8 @@ def test_a_go_of_a_cpu_says_what_it_is_not_and_how_production_starts() -> None:
         *("--set", "NSA_DDP_BUCKET_MB=1", "--out", "/runs"),
     ]
     assert not permit.qualified
-    short = permit_of(on_a_cpu(caveats=("steps x 0.5", "CUT OFF (a/b begun 2 times)")))
-    assert short.qualified.startswith("A qualified GO: steps x 0.5, CUT OFF (a/b begun 2 times).")
-    assert "runbook launch" in short.qualified
-    own = permit_of(
-        on_a_cpu(
-            caveats=("for 18 of 76 checks",),
-            profile_document={**CPU, "own_trainer": {"name": "theirs"}},
-        )
-    )
-    assert "runbook launch" not in f"{own.qualified}{own.says}{own.command}{own.does}"
-    assert "then start your trainer as you do" in own.does
+    short = permit_of(on_a_cpu(caveats=("steps x 0.5",)))
+    assert short.qualified.startswith("A qualified GO: steps x 0.5. runbook launch ")
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GO, Verdict.PARTIAL])

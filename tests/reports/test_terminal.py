@@ -53,19 +53,6 @@ def test_one_end_in_every_phase_takes_at_most_fifteen_lines(status: LaunchStatus
         assert len([line for line in shown if line.startswith(f"    {word} ")]) == 1
 
 
-def test_advice_is_wrapped_under_its_first_word_and_a_command_is_not() -> None:
-    advice = " ".join(["look"] * 40)
-    rerun = f"runbook run --phase {','.join(PHASES)}"
-    check = row("baseline.x", Outcome.FAIL, Reason.CRASH, "fault", remedy=advice, rerun=rerun)
-    shown = render_terminal(made(by_hand("baseline", check)), Screen(brief=True, width=50))
-    lines = shown.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("    try    look"))
-    told = lines[first : first + 5]
-    assert all(line.startswith("           look") for line in told[1:]), told
-    assert all(len(line) <= 50 for line in told) and shown.count("look") == 40
-    assert f"    next   {rerun}" in lines and len(rerun) > 50
-
-
 def test_a_terse_one_keeps_verdict_causes_and_what_to_type() -> None:
     checks = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(2)]
     optional = row("baseline.y", Outcome.FAIL, Reason.CRASH, "beside", required=False)
@@ -85,17 +72,6 @@ def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
         and len(shown) <= 6
     )
     assert not any(line.startswith("export") for line in shown)
-
-
-def test_phases_are_numbered_as_while_they_ran_and_others_not_at_all() -> None:
-    good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
-    left = (_left_out("sdpa_audit"), _left_out("nvtx"))
-    record = made(by_hand("baseline", good), *left, verdict=Verdict.PARTIAL)
-    head, *shown = render_terminal(record, Screen()).splitlines()[:4]
-    assert head.endswith("  1 phase")
-    assert [line.split()[:2] for line in shown] == [
-        ["1/1", "baseline"], ["-", "sdpa_audit"], ["-", "nvtx"]
-    ]  # fmt: skip
 
 
 def test_what_is_typed_next_begins_with_the_readers_program() -> None:

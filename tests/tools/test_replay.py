@@ -158,7 +158,6 @@ def test_the_command_prints_verdict_and_rules(tmp_path: Path) -> None:
     ("change", "says"),
     [
         (("acceptance/config", "prodction"), "unknown config"),
-        (("phases/bucket_sweep/chosen", "75"), "not one of"),
         ((f"{BASE}/launches", [1.0, -1.0]), "finite and above 0"),
         (("phases/warp", {"status": "completed"}), "phases.warp"),
         (("tittle", "x"), "did you mean 'title'"),

@@ -205,13 +205,3 @@ def test_a_run_without_a_csv_is_told_from_its_heartbeats(run_dir: Path) -> None:
     assert checkpoint == words
     assert incidents == "incidents  0"
     assert unseen == "not seen: use of the GPUs (nvidia-smi shows it)"
-
-
-def test_the_end_is_told_with_its_reason_and_without_a_rate(run_dir: Path) -> None:
-    end = {"event": "exit", "step": 250, "code": 13, "reason": "SIGTERM at step 250"}
-    for rank in range(2):
-        beats(run_dir, rank, progress(250, 2.0), end)
-    first, numbers, *ranks = lines(run_dir)[:4]
-    assert first.endswith("ended at step 250/1000, 25 %: SIGTERM at step 250 (code 13)")
-    assert "tok/s" not in numbers and "left" not in first
-    assert all("ended with code 13" in rank for rank in ranks)

@@ -16,8 +16,8 @@ from runbook.tools.inspect import Inspection, inspection_parts
 from runbook.tools.inspect.folder import inspect_path
 from tests.cli.shell import inside
 from tests.factory.files import write_rows
-from tests.tools.inspect.faults import ALONE, FAULTS, edit, low_loss, second_run, steps
-from tests.tools.inspect.folders import TOKEN, healthy, legacy_run, row, write_env
+from tests.tools.inspect.faults import ALONE, FAULTS, low_loss, second_run, steps
+from tests.tools.inspect.folders import healthy, legacy_run, row, write_env
 
 
 def codes(inspection: Inspection) -> set[str]:
@@ -96,43 +96,6 @@ def test_each_fault_makes_its_own_finding(tmp_path: Path, name: str) -> None:
     assert inspection.exit_code == 1
     for code in expected:
         assert code in text_of(inspection)
-
-
-def launched(
-    folder: Path, *, stop: str = "", status: str = "completed", kind: str = "trainer", **end: object
-) -> None:
-    """What the harness leaves beside a launch, that was to be stopped after 60 steps or not."""
-    launch: dict[str, object] = {"name": "run", "phase": "long_run", "kind": kind, "argv": []}
-    launch |= {"env": {}, "run_dir": "long_run/run", "nproc": 2, "steps": 120, "timeout_s": 60}
-    launch |= {"stop": {"by": stop, "steps": 60}} if stop else {}
-    result = {"status": status, "stopped": {"step": 60} if stop else None, **end}
-    (folder / "launch.json").write_text(json.dumps({"run_token": TOKEN, "launch": launch}))
-    (folder / "result.json").write_text(json.dumps(result))
-
-
-def stopped_with(folder: Path, code: int) -> None:
-    """Every rank ends with this exit code."""
-    for rank in range(2):
-        file = folder / f"heartbeat_rank{rank}.jsonl"
-        edit(file, lambda text: text.replace('"code": 0', f'"code": {code}'))
-
-
-@pytest.mark.parametrize(("by", "code"), [(".HALT", 10), ("SIGTERM", 13)])
-def test_a_planned_stop_is_told_as_planned(tmp_path: Path, by: str, code: int) -> None:
-    stopped_with(healthy(tmp_path), code)
-    if by == ".HALT":
-        (tmp_path / ".HALT").write_text("stop")
-    launched(tmp_path, stop=by)
-    inspection = inspect_path(tmp_path)
-    assert (codes(inspection), inspection.exit_code) == ({"planned"}, 0)
-    text = f"stopped by {by} after 60 of its steps, exit code {code}"
-    assert [remark.message for remark in inspection.remarks] == [text]
-    assert text_of(inspection).endswith("nothing suspicious")
-    for other in ({"stop": ""}, {"stop": by, "status": "crashed"}):
-        launched(tmp_path, **other)
-        assert "failed_exit" in codes(inspect_path(tmp_path)), other
-    launched(tmp_path, stop="SIGTERM" if by == ".HALT" else ".HALT")
-    assert inspect_path(tmp_path).exit_code == 1
 
 
 def test_the_loss_floor_is_env_jsons_and_nobody_is_accused_without_one(tmp_path: Path) -> None:
