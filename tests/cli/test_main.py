@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import shlex
 import subprocess
@@ -28,23 +27,11 @@ HEAVY = ("torch", "numpy", "pandas", "scipy", "pydantic", "pydantic_core", "rich
 
 
 def loaded_modules(tmp_path: Path, *words: str) -> set[str]:
-    script = (
-        "import json, sys\n"
-        "from runbook.cli import main\n"
-        "try:\n"
-        "    main(sys.argv[1:])\n"
-        "except SystemExit:\n"
-        "    pass\n"
-        "print('@@' + json.dumps(sorted(sys.modules)))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script, *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    return set(json.loads(done.stdout.rpartition("@@")[2]))
+    script = "import atexit, sys; atexit.register(lambda: print('@@', *sys.modules)); "
+    script += "from runbook.cli import main; main(sys.argv[1:])"
+    words = (sys.executable, "-P", "-c", script, *words)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=tmp_path)
+    return set(done.stdout.rpartition("@@")[2].split())
 
 
 @pytest.mark.parametrize(
