@@ -88,7 +88,6 @@ def init(args: argparse.Namespace, console: Console) -> int:
     from runbook.config.precedence import dropped
     from runbook.files import make_new_dir, page, utc_stamp, write_atomic
     from runbook.launch import StopRequest, stop_on_signals
-    from runbook.launch.observer import Observer
     from runbook.machine.gpu import detect_profile
     from runbook.records.own_trainer import RANKS
     from runbook.tools.own_profile import document_of, run_probe, templated
@@ -115,7 +114,6 @@ def init(args: argparse.Namespace, console: Console) -> int:
             seconds=args.within,
             folder=folder,
             variables=profile.variables,
-            observer=Observer(),
             stop=stop,
         )
     document = document_of(probe, base=base, ranks=ranks)
