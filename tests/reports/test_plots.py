@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
+from xml.etree import ElementTree
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from reports.formats.pages import Figure, figures
-from runbook.records import Mark, Window
-from tests.reports.pictures import Picture, check, estimate, record, series
+from runbook.records import Comparator, Mark, Window
+from tests.factory.records import check
+from tests.reports import samples
+from tests.reports.pictures import record, series
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 CLASSES = {
@@ -21,18 +23,17 @@ CLASSES = {
 QUICK = settings(deadline=None, max_examples=60)
 
 
-def assert_sound(drawn: Sequence[Figure | SimpleNamespace]) -> None:
+def assert_sound(drawn: Sequence[Figure]) -> None:
     """Well-formed, named, without colours of its own, and nothing outside of the picture."""
     for figure in drawn:
-        picture = Picture(str(figure.svg()))
-        assert picture.root.get("role") == "img"
-        assert picture.root[0].tag == "title"
-        assert picture.says
-        for node in picture.root.iter():
+        root = ElementTree.fromstring(str(figure.svg()))
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
+        assert root.get("role") == "img" and root[0].tag == "title" and root.findtext("desc")
+        for node in root.iter():
             assert node.tag in {"svg", "title", "desc", "line", "rect", "circle", "path", "text"}
-            assert node is picture.root or node.get("class", "axis") in CLASSES
+            assert node is root or node.get("class", "axis") in CLASSES
             assert not {"style", "fill", "stroke", "onload"} & set(node.attrib)
-            for name, most in {"x": picture.width, "y": picture.height}.items():
+            for name, most in {"x": width, "y": height}.items():
                 for place in (name, f"{name}1", f"{name}2", f"c{name}"):
                     assert 0 <= float(node.get(place, 0.0)) <= most
 
@@ -63,7 +64,10 @@ def test_any_curve_is_drawn_inside_the_picture_or_not_at_all(ys: list[float]) ->
 def test_any_interval_is_drawn_inside_the_picture_or_not_at_all(
     interval: tuple[float, float], level: float
 ) -> None:
-    assert_sound(figures(record(checks=[check(estimate(level, interval), level)])))
+    measured = samples.measured(level, "ratio", "phase/run/training.csv", interval=interval)
+    limit = {"comparator": Comparator.AT_LEAST, "limit": level, "limit_source": "here"}
+    held = check("sweep.x", measurement=measured, **limit)
+    assert_sound(figures(record(checks=[held])))
 
 
 # Curves, intervals and the course of a run lie where the axes say, with limits and windows.

@@ -32,17 +32,16 @@ from tests import executed
 from tests.cli.shell import Ended, environment
 from tests.executed import kind_of, note
 from tests.reports.printed import (
-    NAMES,
     ROOT,
     commands_in_html,
     commands_in_markdown,
     commands_in_output,
     commands_in_pages,
     commands_of,
-    record_called,
     told_by_invocations,
     told_by_remedies,
 )
+from tests.reports.samples import SAMPLES
 
 _ROOT_ONLY = "changes the machine, as root"
 _A_GPU = "asks an NVIDIA driver"
@@ -258,10 +257,6 @@ def both_runs(shell: Shell, one: str, other: str) -> None:
     shell.works("runbook history", one, other)
 
 
-# The rehearsal is no command: its record says so, and no page may turn it into one.
-NO_COMMAND = {"rehearsal"}
-
-
 def check_command(line: str) -> None:
     """Fail unless the program that the line starts would take its words."""
     words = shlex.split(line)
@@ -296,15 +291,12 @@ def check_runbook(words: list[str]) -> None:
     assert [text for text in found if not any(x in str(text) for x in elsewhere)] == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_command_is_taken_by_its_program(
-    tmp_path_factory: pytest.TempPathFactory, name: str
-) -> None:
-    lines = [line for line in commands_of(record_called(tmp_path_factory, name)) if line]
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_command_is_taken_by_its_program(name: str) -> None:
+    lines = [line for line in commands_of(SAMPLES[name]()) if line]
     assert any(line.startswith("runbook verify ") for line in lines)
     for line in lines:
-        if line not in NO_COMMAND:
-            check_command(line)
+        check_command(line)
 
 
 @pytest.mark.parametrize("line", sorted(set(told_by_remedies())))
@@ -320,8 +312,8 @@ def test_commands_of_remedies_are_whole(line: str) -> None:
 
 
 @pytest.mark.executes("export")
-def test_the_settings_are_set_by_a_shell(tmp_path_factory: pytest.TempPathFactory) -> None:
-    record = record_called(tmp_path_factory, "go")
+def test_the_settings_are_set_by_a_shell() -> None:
+    record = SAMPLES["go"]()
     page = render(record, "md").split("## Settings to use")[1]
     block = next(one for one in MarkdownIt().parse(page) if one.type == "fence").content
     done = subprocess.run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from runbook.records.outcome import Outcome, Verdict
 from runbook.tools.replay import Breach, Report, load_report
 from runbook.tools.replay.judge import RULES, ReplayRecord, judge_report
 from tests.cli.shell import inside
+
+CASES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("replay.yaml").read_text("utf-8"))
 
 
 def judged(name: str) -> ReplayRecord:
@@ -28,27 +31,7 @@ def broken(judgement: ReplayRecord) -> set[str]:
     return {item.rule for item in judgement.contradictions}
 
 
-# Each part of each bullet of the design's list: rule, phase, a fact that must be named.
-NAMED = [
-    ("acceptance.throughput", "baseline", "23 tok/s, floor 39"),
-    ("acceptance.config", "baseline", "measured on custom_2048"),
-    ("window.too_few_rows", "bucket_sweep", "2 log rows after the first, not 50 steps"),
-    ("choice.not_shown", "bucket_sweep", "inside the noise"),
-    ("mean.of_rates", "bucket_sweep", "tokens / time gives 438"),
-    ("choice.against_rule", "fused_adamw", "475.7 of fused >= 468.3 of baseline"),
-    ("scaling.not_shown", "single_gpu", "2.5 to 3.7 times one device"),
-    ("phase.not_passed", "sdpa_audit", "timed out"),
-    ("acceptance.rows", "acceptance", "no row sdpa_audit"),
-    ("target.too_low", "baseline", "0.005%"),
-    ("plausible.mfu", "baseline", "852 tok/s, is 0.1% of the peak"),
-    ("target.too_low", "baseline", "22 times the target"),
-    ("plausible.sequence_length", "baseline", "at S=1024 and 847 at S=2048"),
-    ("phase.not_passed", "v2_parity", "gaps failed"),
-    ("control.not_reproduced", "fused_adamw", "568"),
-]
-
-
-@pytest.mark.parametrize(("rule", "phase", "fact"), NAMED)
+@pytest.mark.parametrize(("rule", "phase", "fact"), CASES["named"])
 def test_the_v4_report_contradicts_itself_here(rule: str, phase: str, fact: str) -> None:
     found = [
         item
@@ -61,9 +44,7 @@ def test_the_v4_report_contradicts_itself_here(rule: str, phase: str, fact: str)
 
 def honest() -> dict[str, Any]:
     """A report with nothing wrong in it."""
-    text = Path(__file__).with_name("honest_report.yaml").read_text(encoding="utf-8")
-    data: dict[str, Any] = yaml.safe_load(text)
-    return data
+    return deepcopy(CASES["honest"])
 
 
 def test_an_honest_report_is_a_go_and_contradicts_nothing() -> None:
@@ -86,31 +67,10 @@ def spoil(path: str, value: object) -> dict[str, Any]:
 BASE = "phases/baseline/results/0"
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "rule", "verdict"),
-    [
-        ("acceptance/min_toks_per_s", 200_000, "acceptance.throughput", Verdict.NO_GO),
-        ("acceptance/min_toks_per_s", 50_000, "target.too_low", Verdict.INCOMPLETE),
-        ("scored/1/row", "compression", "acceptance.rows", Verdict.INCOMPLETE),
-        ("phases/long_run/status", "timed_out", "phase.not_passed", Verdict.INCOMPLETE),
-        ("phases/v2_parity/failed", ["gaps"], "phase.not_passed", Verdict.NO_GO),
-        ("phases/nvtx/not_run", ["range"], "phase.not_passed", Verdict.INCOMPLETE),
-        ("env", {}, "config.sequential_prefill", Verdict.INCOMPLETE),
-        (f"{BASE}/csv", "", "window.no_provenance", Verdict.INCOMPLETE),
-        (f"{BASE}/launches", [300e3, 301e3, 299e3], "scaling.not_shown", Verdict.INCOMPLETE),
-        (f"{BASE}/launches", [102e3, 101e3, 103e3], "scaling.not_shown", Verdict.NO_GO),  # 0.64
-        ("phases/bucket_sweep/chosen", "25", "choice.not_shown", Verdict.INCOMPLETE),
-        ("claimed_verdict", "FAILED (NaN)", "claim.not_passed", Verdict.NO_GO),
-        ("phases/long_run/claim", "diverged at step 80", "claim.not_passed", Verdict.NO_GO),
-        (f"{BASE}/launches", [102e3, 98e3, 99e3], "acceptance.throughput", Verdict.NO_GO),
-        ("scored", [], "acceptance.rows", Verdict.INCOMPLETE),
-        ("scored/0/value", 305e3, "acceptance.value", Verdict.INCOMPLETE),
-        ("machine/peak_tflops", 0.3, "plausible.mfu", Verdict.INCOMPLETE),
-    ],
-)
-def test_one_change_breaks_one_rule(path: str, value: object, rule: str, verdict: Verdict) -> None:
+@pytest.mark.parametrize(("path", "value", "rule", "verdict"), CASES["changes"])
+def test_one_change_breaks_one_rule(path: str, value: object, rule: str, verdict: str) -> None:
     judgement = judge(spoil(path, value))
-    assert judgement.verdict is verdict
+    assert judgement.verdict == verdict
     assert rule in broken(judgement)
 
 
