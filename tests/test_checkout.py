@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runbook.files import HOME, share_packages, uninstalled
+from runbook.files import HOME, share_packages
 
 PARTS = ("nsa", "runbook", "phases", "reports", "templates", "configs")
 
@@ -63,14 +63,6 @@ def test_a_bare_checkout_has_its_phases_reports_profiles_and_configs(
     assert "ctrf, details, github, html, junit, md, nodes, terminal" in refused.stderr
 
 
-def test_without_its_pyproject_it_is_refused(copy: Path, packages: Path, tmp_path: Path) -> None:
-    for part in PARTS:
-        shutil.copytree(copy / part, tmp_path / part)
-    refused = start("phases", cwd=tmp_path, path=packages)
-    assert refused.returncode == 2
-    assert f"{tmp_path} has no pyproject.toml that declares some" in refused.stderr
-
-
 def test_beside_an_installed_one_the_checkout_says_what_runs(copy: Path) -> None:
     """Its own phases, not those of the package that is installed elsewhere."""
     text = (copy / "pyproject.toml").read_text()
@@ -89,7 +81,6 @@ def test_beside_an_installed_one_the_checkout_says_what_runs(copy: Path) -> None
     [
         ('{"url": "file://HOME", "dir_info": {"editable": true}}', True),
         ('{"url": "file:///elsewhere", "dir_info": {"editable": true}}', False),
-        ('{"url": "file://HOME", "dir_info": {}}', False),
         ("", False),
     ],
 )
@@ -110,24 +101,6 @@ def test_only_its_own_editable_install_makes_it_installed(
     assert answer.stdout.strip() == str(installed)
 
 
-def test_a_wheel_has_its_own_entry_points(copy: Path, packages: Path, tmp_path: Path) -> None:
-    """Its packages lie where it is installed, and no pyproject.toml beside them is asked."""
-    for part in PARTS:
-        shutil.copytree(copy / part, tmp_path / part)
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "nsa-runbook"\nversion = "9"\n')
-    info = tmp_path / "nsa_runbook-0.1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nsa-runbook\nVersion: 0.1.0\n")
-    (info / "entry_points.txt").write_text("[runbook.phases]\nnvtx = phases.nvtx:Nvtx\n")
-    listed = start("phases", cwd=tmp_path, path=packages)
-    assert [line.split()[0] for line in listed.stdout.splitlines()] == ["PHASE", "nvtx"]
-
-
-def test_a_checkout_of_something_else_is_not_ours(tmp_path: Path) -> None:
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "another"\n')
-    assert uninstalled(tmp_path) is None
-
-
 def test_processes_in_any_folder_find_the_same_packages(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +117,3 @@ def test_processes_in_any_folder_find_the_same_packages(
         command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
     )
     assert found.stdout.strip() == str(copy / "nsa" / "__init__.py")
-
-
-def test_where_there_is_no_checkout_nothing_is_added(tmp_path: Path) -> None:
-    environ: dict[str, str] = {}
-    share_packages(environ, tmp_path)
-    assert environ == {}

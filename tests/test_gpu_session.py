@@ -65,15 +65,6 @@ def test_what_passed_is_not_repeated_unless_asked(
     assert (tmp_path / "STAND-IN" / "good.earlier-1" / "0.log").read_text() == "first\n"
 
 
-def test_a_stage_that_fails_says_its_last_line_and_the_others_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bad = stage("bad", "raise SystemExit('no such kernel')")
-    code, found = session(tmp_path, monkeypatch, bad, stage("good", "print('done')"))
-    assert (code, found["good"]["status"]) == (1, "PASS")
-    assert found["bad"]["says"] == "0.log, exit code 1: no such kernel"
-
-
 def test_a_stage_out_of_time_is_ended_with_all_its_processes_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,13 +78,6 @@ def test_a_stage_out_of_time_is_ended_with_all_its_processes_and_goes_on(
     assert not (log.parent / "1.log").exists()
     _, found = session(tmp_path, monkeypatch, stage("slow", "print('done')"))
     assert (found["slow"]["status"], found["slow"]["parts"]) == ("PASS", 2)
-
-
-def test_a_program_that_says_so_is_continued(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code, found = session(tmp_path, monkeypatch, stage("long", "raise SystemExit(75)"))
-    assert (code, found["long"]["status"], found["long"]["says"]) == (3, "CUT OFF", "out of time")
 
 
 @pytest.mark.parametrize(
@@ -112,22 +96,6 @@ def test_only_tests_that_ran_are_passed(
     place = Place(folder=tmp_path, stand_in=True, told_s=1)
     found, text = judge_tests(place, [End(code=0, log=tmp_path / "pytest.log")])
     assert found is status and says in text
-
-
-def test_without_a_gpu_it_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(SystemExit) as refused:
-        main(["--out", str(tmp_path)])
-    assert refused.value.code == 2
-    assert "no GPU: nvidia-smi: No such file or directory; --stand-in" in capsys.readouterr().err
-
-
-def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--stage", "device,atention"])
-    assert "atention; there are: device, tests" in capsys.readouterr().err
 
 
 @pytest.mark.slow

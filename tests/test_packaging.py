@@ -95,11 +95,6 @@ def test_every_page_that_the_program_names_is_in_the_wheel() -> None:
     assert all(Path(page(name)).samefile(ROOT / f"docs/{name}.md") for name in named)
 
 
-def test_the_action_installs_with_a_script_that_is_there() -> None:
-    (script,) = re.findall(r"\$GITHUB_ACTION_PATH/([\w/.]+)", step("Install")["run"])
-    assert (ROOT / script).is_file()
-
-
 def test_the_containers_python_is_one_that_is_claimed_and_torch_that_of_the_constraints() -> None:
     (python,) = re.findall(r"^ARG BASE=\S*python:(\d\.\d+)-slim", RECIPE, re.MULTILINE)
     assert f"Programming Language :: Python :: {python}" in PROJECT["classifiers"]

@@ -26,7 +26,7 @@ import yaml
 from benchmarks.program import markdown_table, names, put_between
 from runbook.config.load import load_profile
 from runbook.folder import run_folders
-from tests.reports.browser import MISSING, chromium, running
+from tests.reports.browser import asked, take_picture
 
 ROOT = Path(__file__).resolve().parents[2]
 REPORTS = ("report.md", "details.md", "report.html")
@@ -71,7 +71,10 @@ def main(argv: Sequence[str]) -> int:
                 copy_reports(run, args.out / name)
     put_between(args.out / "README.md", BEGIN, END, table(args.out))
     if args.picture:
-        take_picture(args.out / "go" / "report.html", args.picture)
+        page = args.out / "go" / "report.html"
+        decided = "document.getElementById('decided').getBoundingClientRect().bottom"
+        end = int(asked(page, decided, width=1400))
+        take_picture(page, args.picture, width=1400, height=end + 16)
     return 0 if all(runs.values()) else 1
 
 
@@ -96,21 +99,6 @@ def copy_reports(run: Path, target: Path) -> None:
         text = (run / name).read_text(encoding="utf-8")
         text = text.replace(str(run.parents[1]), "/tmp/examples").replace(str(ROOT), "/src")
         (target / name).write_text(text, encoding="utf-8")
-
-
-def take_picture(page: Path, out: Path) -> None:
-    """The page from its verdict to the end of what decided it.
-
-    Raises FileNotFoundError where no browser is.
-    """
-    program = chromium()
-    if program is None:
-        raise FileNotFoundError(MISSING)
-    with running(program) as browser:
-        browser.open(page.absolute(), width=1400, height=900)
-        end = browser.value("document.getElementById('decided').getBoundingClientRect().bottom")
-        browser.open(page.absolute(), width=1400, height=int(end) + 16)
-        browser.screenshot(out)
 
 
 def command(example: Example, work: Path) -> list[str]:

@@ -25,7 +25,6 @@ HUGE = 1e100
 _FINEST = 1e-4
 # Between the outermost values and the ends of a scale.
 _ROOM = 0.04
-_SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 def drawable(value: float) -> bool:
@@ -76,24 +75,6 @@ def nice_step(least: float) -> float:
     """The smallest of 1, 2 and 5 times a power of ten that is not under `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next((f * power for f in (1.0, 2.0, 5.0) if f * power >= least * (1 - 1e-9)), 10 * power)
-
-
-def tick_text(value: float, step: float) -> str:
-    """A tick's value, exact to the step: `0.98`, `8000`, `12.5k`, `5e-09`."""
-    if abs(value) < step / 2:
-        return "0"
-    size = max(abs(value), step)
-    if size >= 1e15 or step < 1e-6:
-        return f"{value:.6g}"
-    for factor, suffix in _SUFFIXES:
-        if size >= 10 * factor:
-            return _decimals(value / factor, step / factor) + suffix
-    return _decimals(value, step)
-
-
-def _decimals(value: float, step: float) -> str:
-    places = max(0, -math.floor(math.log10(step) + 1e-9))
-    return f"{value:.{min(places, 6)}f}"
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str) -> Markup:
@@ -194,8 +175,7 @@ def axis_left(y: Scale, left: float, right: float) -> list[Markup]:
 
 
 def _labels(scale: Scale) -> list[tuple[float, str]]:
-    step = scale.ticks[1] - scale.ticks[0]
-    return [(tick, tick_text(tick, step)) for tick in scale.ticks]
+    return [(tick, f"{tick:.6g}") for tick in scale.ticks]
 
 
 def _anchor(at: float) -> str:

@@ -25,25 +25,21 @@ def find_run(text: str | None, out_dir: Path) -> Path:
     """The run that `text` names; without it the newest one of `out_dir`. Raises UsageError."""
     folders = [one for one in run_folders(out_dir) if (one / RECORD_FILE).is_file()]
     if text is None:
+        hint = "`runbook run` starts one, --out names another folder"
         if not folders:
-            raise UsageError(
-                f"no run in {out_dir}/", hint="`runbook run` starts one, --out names another folder"
-            )
+            raise UsageError(f"no run in {out_dir}/", hint=hint)
         return folders[-1]
     path = Path(text)
     if path.name == RECORD_FILE and path.is_file():
         return path.parent
     if (path / RECORD_FILE).is_file():
         return path
-    matches = [folder for folder in folders if folder.name.startswith(text)]
-    if len(matches) == 1:
-        return matches[0]
     names = [folder.name for folder in folders]
+    matches = [name for name in names if name.startswith(text)]
+    if len(matches) == 1:
+        return out_dir / matches[0]
     if matches:
-        raise UsageError(
-            f"{text!r} fits several runs in {out_dir}/: "
-            f"{', '.join(folder.name for folder in matches)}"
-        )
+        raise UsageError(f"{text!r} fits several runs in {out_dir}/: {', '.join(matches)}")
     known = f"runs in {out_dir}/: {', '.join(names[-5:])}" if names else f"no run in {out_dir}/"
     raise UsageError(
         f"no run {text!r}: neither a folder with {RECORD_FILE} nor the start of a run's id"
@@ -234,7 +230,7 @@ def _following(record: RunRecord) -> Iterator[tuple[str, str]]:
 def _besides(record: RunRecord, name: str) -> Iterator[tuple[str, str]]:
     """What else there is to do with such a run."""
     from runbook.records import Verdict
-    from runbook.tools.triage_target import failed_launches
+    from runbook.tools.triage import failed_launches
 
     if record.verdict is Verdict.GO:
         yield f"runbook verify {name}", "compute every number again"

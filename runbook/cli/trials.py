@@ -1,4 +1,4 @@
-"""Trials: `runbook init` probes a trainer of one's own, `drill` injects faults into real runs."""
+"""Trials: `init` probes a trainer of one's own, `drill` injects faults, `triage` finds a cause."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
 from runbook.cli._parser import command, number_type, whole_type
+from runbook.cli._runs import find_run
 from runbook.console import Console, table_of
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
     from runbook.records.own_trainer import OwnTrainer
-    from runbook.tools.drill.runner import DrillReport, DrillRow
+    from runbook.tools.drill import DrillReport, DrillRow
+    from runbook.tools.triage import StepResult, Target
 
 
 _HEAD = """\
@@ -86,7 +88,6 @@ def init(args: argparse.Namespace, console: Console) -> int:
     from runbook.config.precedence import dropped
     from runbook.files import make_new_dir, page, utc_stamp, write_atomic
     from runbook.launch import StopRequest, stop_on_signals
-    from runbook.launch.observer import Observer
     from runbook.machine.gpu import detect_profile
     from runbook.records.own_trainer import RANKS
     from runbook.tools.own_profile import document_of, run_probe, templated
@@ -113,7 +114,6 @@ def init(args: argparse.Namespace, console: Console) -> int:
             seconds=args.within,
             folder=folder,
             variables=profile.variables,
-            observer=Observer(),
             stop=stop,
         )
     document = document_of(probe, base=base, ranks=ranks)
@@ -210,8 +210,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.files import utc_stamp
     from runbook.launch import StopRequest, stop_on_signals
-    from runbook.tools.drill import select
-    from runbook.tools.drill.runner import run_drill
+    from runbook.tools.drill import run_drill, select
 
     faults = select(args.faults)
     if args.list:
@@ -263,3 +262,96 @@ def _cells(row: DrillRow) -> tuple[str, ...]:
         str(row.rows_lost),
         "yes" if row.ok else "NO",
     )
+
+
+_EXIT = {
+    "found": ProgramExit.GO,
+    "nothing_helped": ProgramExit.NO_GO,
+    "flaky": ProgramExit.INCOMPLETE,
+    "not_reproduced": ProgramExit.INCOMPLETE,
+    "interrupted": ProgramExit.INCOMPLETE,
+}
+
+
+@command(
+    "run the failing command again with one change at a time, until it works",
+    options={"floor": number_type(above=0)},
+)
+def triage(args: argparse.Namespace, console: Console) -> int:
+    """Run the failing command unchanged, then with one change at a time, in the order of the
+    operator's cheatsheet and the failure playbook, and stop at the first change that makes
+    the failure go away. A change that helps is repeated, in turn with the command as it was,
+    until chance would hardly look so. RUN is a run's folder or id (its first failed launch is
+    taken), or a launch's directory.
+
+    options:
+      target [RUN]         default: the newest run
+      --dry-run            show the steps; start nothing
+      --floor TOK_S        triage low throughput: this many tok/s are fast enough (default: none)
+      --set KEY=VALUE      a variable or config key that every try has, as for `runbook run`;
+                           repeatable (default: none)
+      --steps N            steps of each try (default: 30, or past the failing step)
+      --out DIR
+
+    examples:
+      runbook triage                        the newest run
+      runbook triage --dry-run artifacts/20260131T120000Z-1a2b3c4
+      runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1
+    exit codes: 0 a step helped, 1 none did, 2 usage, 3 it did not fail again, or comes and goes
+    """
+    from runbook.files import utc_stamp
+    from runbook.launch import StopRequest, stop_on_signals
+    from runbook.tools.triage import run_steps
+
+    target = _target(args, console)
+    if args.dry_run:
+        _show_steps(console, target)
+        return 0
+    out = (args.out / f"triage-{utc_stamp()}").resolve()
+    console.progress(f"triage of {target.why}; evidence in {out}")
+
+    def tell(result: StepResult) -> None:
+        console.progress(f"{result.name}: {result.outcome}: {result.detail}")
+
+    with stop_on_signals(StopRequest()) as stop:
+        triage = run_steps(target, out, stop=stop, tell=tell)
+    rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
+    table = table_of(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)
+    console.tell(triage.document(), [table, f"finding: {triage.finding}", *triage.exports])
+    return _EXIT[triage.outcome]
+
+
+def _target(args: argparse.Namespace, console: Console) -> Target:
+    """The launch to repeat, which keeps its own variables."""
+    from runbook.config.precedence import differing, shell_settings
+    from runbook.config.settings import parse_settings
+    from runbook.tools.triage import find_target, with_choices
+
+    typed, named = parse_settings(args.settings), args.target
+    path = Path(named) if named and Path(named).exists() else find_run(named, args.out)
+    target = find_target(path, floor=args.floor)
+    if found := list(differing(target.launch.env, {}, shell_settings(os.environ))):
+        console.error(f"warning: the failing launch keeps its variables: {'; '.join(found)}")
+    return with_choices(target, typed, steps=args.steps)
+
+
+def _show_steps(console: Console, target: Target) -> None:
+    from runbook.launch.command import pasteable
+    from runbook.tools.triage_steps import AS_IT_WAS, STEPS, applied
+
+    rows = []
+    for number, step in enumerate(STEPS[target.symptom], start=1):
+        launch = applied(step, target.launch, name=step.name, steps=target.steps)
+        skipped = "" if step.changes(target.launch) else "skipped: it would change nothing"
+        rows.append(
+            {"step": number, "name": step.name, "title": step.title, "source": step.source}
+            | {"command": pasteable(launch).line, "note": skipped}
+        )
+    first = pasteable(applied(AS_IT_WAS, target.launch, name="as_it_was", steps=target.steps))
+    lines = [f"triage of {target.why} ({target.symptom})"]
+    lines += [f"every try {note}" for note in first.notes]
+    lines += ["0. the command as it was [it has to fail again]", f"   {first.line}"]
+    for row in rows:
+        lines.append(f"{row['step']}. {row['title']} [{row['source']}]")
+        lines.append(f"   {row['note'] or row['command']}")
+    console.tell({"schema_version": 1, "symptom": target.symptom, "steps": rows}, lines)

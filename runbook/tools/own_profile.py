@@ -107,7 +107,6 @@ def run_probe(
     seconds: float,
     folder: Path,
     variables: Mapping[str, str],
-    observer: Observer,
     stop: StopRequest,
 ) -> Probe:
     """Run the trainer twice for some steps: to find its rows, and to read them as a run would.
@@ -129,9 +128,8 @@ def run_probe(
             timeout_s=seconds,
             own=trainer,
         )
-        result = run_launch(
-            launch, LaunchOptions(run_root=folder, observer=observer, stop=stop, retry=False)
-        )
+        options = LaunchOptions(run_root=folder, observer=Observer(), stop=stop, retry=False)
+        result = run_launch(launch, options)
         if result.status is not LaunchStatus.COMPLETED:
             raise UsageError(_bad_end(result, folder / name, launch.argv[0]))
         return read_launch(folder, launch, result)

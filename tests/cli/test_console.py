@@ -36,17 +36,12 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (False, {}, True, False),
         (False, {"FORCE_COLOR": "1"}, True, False),
-        (True, {"NO_COLOR": "1"}, True, False),
         (True, {"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
-        (True, {"NO_COLOR": ""}, True, True),
         (True, {"NO_COLOR": "", "FORCE_COLOR": "1"}, False, True),
-        (True, {"FORCE_COLOR": "1"}, False, True),
         (True, {"FORCE_COLOR": ""}, False, False),
         (True, {"FORCE_COLOR": "1", "TERM": "dumb"}, True, True),
         (True, {"TERM": "dumb"}, True, False),
         (True, {"CI": "true"}, True, True),
-        (True, {"CI": "true"}, False, False),
-        (True, {"CI": "true", "FORCE_COLOR": "1"}, False, True),
     ],
 )
 def test_who_decides_about_colour(
@@ -152,49 +147,15 @@ def test_no_text_makes_a_line_of_its_own_or_drives_a_terminal(
     assert not any(line.startswith("GO (") for line in shown.splitlines())
 
 
-def test_who_prints_a_whole_page_and_that_nobody_prints_past_the_console() -> None:
-    """A page is put together of lines, by rich, or of the program's own words."""
-    pages, others = set(), set()
+def test_nobody_prints_past_the_console() -> None:
+    others = set()
     for path in sorted(Path(runbook.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-            if name.endswith("console.page"):
-                pages.add(path.stem)
             if name == "print" or name.endswith(("stdout.write", "stderr.write")):
                 others.add(path.stem)
-    assert pages == {
-        "__init__",  # help
-        *("observers", "finished", "questions", "dry_run"),
-    }
     # What they write is read by a program, or is the log of a node.
     assert others == {"nvml", "subreaper", "agent", "on_nodes"}
-
-
-ROWS = [
-    ("baseline.throughput", "FAIL", "23 tok/s [bold]is[/] below 39 of the profile :smile:"),
-    ("preflight.git", "PASS", "clean"),
-]
-
-
-def test_a_table_is_wrapped_between_words_on_a_terminal_and_whole_in_a_pipe() -> None:
-    head = ("CHECK", "OUTCOME", "REASON")
-    out = io.StringIO()
-    Console(stdout=out, stderr=out).show(table_of(head, ROWS, styled=1))
-    assert out.getvalue().splitlines() == [
-        "CHECK                OUTCOME  REASON",
-        "baseline.throughput  FAIL     23 tok/s [bold]is[/] below 39 of the profile :smile:",
-        "preflight.git        PASS     clean",
-    ]
-    table = table_of(head, ROWS, styled=1)
-    assert rendered(table, width=50).splitlines()[1:4] == [
-        "baseline.throughput  FAIL     23 tok/s [bold]is[/]",
-        "                              below 39 of the",
-        "                              profile :smile:",
-    ]
-    colored = rendered(table, width=50, color=True)
-    assert colored.replace("\x1b[31m", "").replace("\x1b[32m", "").replace("\x1b[0m", "") == (
-        rendered(table, width=50)
-    )
 
 
 def test_what_is_to_be_copied_is_whole_on_the_narrowest_terminal() -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from runbook.cli import main
 from runbook.cli._runs import find_run
 from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
@@ -59,9 +55,7 @@ def test_a_folder_that_is_a_link_out_of_the_run_is_told(
     assert "changed since the run: baseline: a symbolic link; see runbook verify" in ended.err
 
 
-@pytest.mark.parametrize(
-    "fmt", ["terminal", "md", "details", "html", "junit", "ctrf", "nodes", "github"]
-)
+@pytest.mark.parametrize("fmt", registry.names(registry.REPORT_GROUP))
 def test_no_format_shows_the_go_that_was_written_into_the_record(
     finished: Path, tmp_path: Path, fmt: str
 ) -> None:
@@ -88,68 +82,21 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("text", [OLD, "20261120", "202611200"[:8] + "T"])
-def test_an_id_or_its_start(runs: Path, text: str) -> None:
-    assert find_run(text, runs).name == OLD
-
-
-def test_a_folder_or_its_record_anywhere(runs: Path, tmp_path: Path) -> None:
+def test_a_run_is_found_by_its_id_or_its_start_its_folder_or_its_record(
+    runs: Path, tmp_path: Path
+) -> None:
+    assert find_run("20261120", runs) == find_run(OLD, runs) == runs / OLD
+    with pytest.raises(UsageError, match=f"fits several runs in .*: {OLD}, {NEW}"):
+        find_run("2026112", runs)
     elsewhere = tmp_path / "nowhere"
     assert find_run(str(runs / OLD), elsewhere) == runs / OLD
     assert find_run(str(runs / OLD / "run.json"), elsewhere) == runs / OLD
 
 
-_NEWEST = """
-import sys
-from pathlib import Path
-from runbook.cli._runs import find_run
-print(find_run(None, Path(sys.argv[1])).name)
-"""
-
-
-def test_a_run_that_only_another_user_may_look_into_hides_no_other(runs: Path) -> None:
-    (runs / NEW).chmod(0)
-    asked = [sys.executable, "-c", _NEWEST, str(runs)]
-    if os.access(runs / NEW, os.X_OK):
-        # Root may look everywhere, but not from a namespace that does not know the owner.
-        asked = ["unshare", "-U", *asked]
-        if subprocess.run([*asked[:2], "true"], check=False).returncode:
-            pytest.skip("this machine does not permit a namespace of users (unshare -U)")
-    told = subprocess.run(
-        asked,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    (runs / NEW).chmod(0o700)
-    assert told.stdout == f"{OLD}\n", told.stderr
-
-
-def test_a_start_that_fits_two_names_both(runs: Path) -> None:
-    with pytest.raises(UsageError, match=f"fits several runs in .*: {OLD}, {NEW}"):
-        find_run("2026112", runs)
-
-
-def test_an_unknown_one_names_the_nearest_and_the_last(runs: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        find_run("20261121T010203Z-840303a", runs)
-    assert f"did you mean '{NEW}'?" in str(caught.value)
-    assert f"{OLD}, {NEW}" in str(caught.value)
-
-
-@pytest.mark.parametrize("damage", ["", "{", "[]", '{"schema_version": 2}', "\x00"])
+@pytest.mark.parametrize("damage", ["{", '{"schema_version": 2}', "\x00"])
 def test_a_damaged_record_is_an_error_in_words(runs: Path, damage: str) -> None:
     (runs / NEW / "run.json").write_text(damage)
     with pytest.raises(RunbookError, match=r"run\.json is not a run record of this version"):
-        load_record(runs / NEW)
-
-
-def test_an_unknown_field_is_not_skipped(runs: Path) -> None:
-    document = json.loads((runs / NEW / "run.json").read_text())
-    document["verdct"] = "GO"
-    (runs / NEW / "run.json").write_text(json.dumps(document))
-    with pytest.raises(RunbookError, match="verdct"):
         load_record(runs / NEW)
 
 
@@ -169,50 +116,23 @@ def test_each_format_in_a_file(folder: Path) -> None:
     for fmt, name in (("csv", "x.csv"), ("prometheus", "x.prom")):
         ended = inside("export", "--to", fmt, name, cwd=folder)
         assert (ended.code, ended.out) == (0, f"{name}\n")
-    assert (folder / "x.csv").read_text().startswith("run_id,")
+    assert len((folder / "x.csv").read_text().splitlines()) == 4
+    assert inside("export", "2026", "--to", "csv", "-", cwd=folder).out.startswith("run_id,")
+    told = json.loads(inside("export", "--to", "csv", "x.csv", "--json", cwd=folder).out)
+    assert told["exports"] == [{"format": "csv", "written": ["x.csv"]}]
     assert 'runbook_verdict{verdict="GO"} 1.0\n' in (folder / "x.prom").read_text()
     # Replaced, not written into: a collector never reads half a file.
     assert (folder / "x.prom").stat().st_ino != old
     assert sorted(path.name for path in folder.iterdir()) == ["artifacts", "x.csv", "x.prom"]
 
 
-def test_stdout_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "2026", "--to", "csv", "-"]) == 0
-    text = capsys.readouterr().out
-    assert len(text.splitlines()) == 4
-    assert main(["export", "--to", "csv", "x.csv", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["exports"] == [{"format": "csv", "written": ["x.csv"]}]
-
-
-def test_without_the_package_the_error_says_what_to_install(folder: Path) -> None:
-    hidden = folder / "hidden"
-    hidden.mkdir()
-    (hidden / "prometheus_client.py").write_text("raise ImportError('not here')\n")
-    words = ("export", "--to", "prometheus", "b.prom")
-    ended = runbook(*words, cwd=folder, PYTHONPATH=str(hidden))
-    assert ended.code == 2
-    assert "pip install 'nsa-runbook[prometheus]'" in ended.err
-    assert not (folder / "b.prom").exists()
-
-
-PHASES = registry.phases()
-
-
 @pytest.mark.executes("runbook phases")
 def test_phases_for_machines(tmp_path: Path) -> None:
-    ended = inside("phases", "--json", cwd=tmp_path)
-    assert ended.err == ""
-    rows = json.loads(ended.out)["phases"]
-    # docs/phases.md holds the names and their order.
-    assert [row["name"] for row in rows] == list(PHASES)
-    assert [row["name"] for row in rows if row["optional"]] == [
-        "fineweb",
-        "regression",
-    ]
+    rows = json.loads(inside("phases", "--json", cwd=tmp_path).out)["phases"]
+    assert [row["name"] for row in rows] == list(registry.phases())
+    assert [row["name"] for row in rows if row["optional"]] == ["fineweb", "regression"]
     reads = {row["name"]: row["reads"] for row in rows}
     assert {"bucket_sweep", "fused_adamw"} <= set(reads["long_run"])
-    assert all(row["question"].endswith("?") and row["source"] for row in rows)
 
 
 def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
@@ -228,36 +148,11 @@ def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
     assert ended.out.endswith(f"* what --profile auto chooses here: {document['auto']['reason']}\n")
 
 
-@pytest.mark.parametrize("name", profile_names())
-def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path, name: str) -> None:
-    profile = load_profile(name)
-    ended = inside("profiles", name, cwd=tmp_path)
-    assert ended.code == 0
+def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path) -> None:
+    profile = load_profile("a100x2_pcie4")
+    ended = inside("profiles", profile.name, cwd=tmp_path)
     for limit_name, limit in profile.limits.items():
         line = next(line for line in ended.out.splitlines() if line.split()[:1] == [limit_name])
         assert f"{limit.value:g}" in line and line.endswith(limit.source)
     for check in profile.required:
         assert f"\n{check}" in ended.out
-
-
-def test_a_profile_for_machines_is_the_profile(tmp_path: Path) -> None:
-    document = json.loads(inside("profiles", "cpu", "--json", cwd=tmp_path).out)
-    assert document == load_profile("cpu").model_dump(mode="json")
-
-
-def test_toggles_by_name(tmp_path: Path) -> None:
-    ended = inside("toggles", "NSA_OPT_FUSED", "NSA_DDP_BUCKET_MB", cwd=tmp_path)
-    shown = [line.split()[0] for line in ended.out.splitlines()[1:-1]]
-    assert (ended.code, shown) == (0, ["NSA_OPT_FUSED", "NSA_DDP_BUCKET_MB"])
-
-
-def test_toggles_for_machines(tmp_path: Path) -> None:
-    from nsa.toggles import TOGGLES
-
-    ended = inside("toggles", "--json", cwd=tmp_path, NSA_DDP_BUCKET_MB="50")
-    document = json.loads(ended.out)
-    assert "it goes over the profile and under --set NAME=value" in document["note"]
-    rows = {row["name"]: row for row in document["toggles"]}
-    assert set(rows) == set(TOGGLES)
-    assert rows["NSA_DDP_BUCKET_MB"]["value"] == 50.0
-    assert rows["NSA_DDP_BUCKET_MB"]["source"] == "environment"

@@ -1,16 +1,25 @@
-"""Commands of all pages, and the first page's and the exports' own promises, are the program's."""
+"""Commands and examples of all pages, and the first page's and the exports' own promises, hold."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from pathlib import Path
 
 import pytest
 
+from benchmarks.examples.__main__ import (
+    BEGIN,
+    END,
+    EXAMPLES,
+    REPORTS,
+    Example,
+    command,
+    table,
+    verdict_line,
+)
 from runbook import EXTRAS, absent
-from runbook.cli import COMMANDS, in_full
+from runbook.cli import COMMANDS, in_full, main
 from runbook.cli._parser import parse_all
 from runbook.tools.export import prometheus_text
 from tests.docs.test_spec import ROOT
@@ -36,13 +45,6 @@ def test_every_command_of_every_page_is_taken_by_the_program() -> None:
     assert [one for one in found if one[2]] == []
 
 
-@pytest.mark.parametrize(
-    "line", ["runbook decide", "runbook launch --phase smoke", "runbook run x"]
-)
-def test_a_command_that_is_not_taken_is_seen(line: str) -> None:
-    assert not_taken(line)
-
-
 def test_every_metric_on_the_page_is_written_and_the_other_way_round() -> None:
     record = samples.go()
     phases = tuple(
@@ -62,16 +64,36 @@ def test_the_page_of_launches_has_the_extra_of_every_package_that_may_be_missed(
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_page_of_the_wheel_leads_to_nothing_that_a_wheel_lacks() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    page = (ROOT / project["readme"]).read_text(encoding="utf-8")
-    assert not re.search(r"\]\((?!https:)|\bmake\b|\.venv", page)
-    assert "runbook init" in page and "runbook init" in README
-    assert project["authors"] and project["license"] == "Apache-2.0"
-
-
 def test_the_first_page_can_be_read_in_one_go() -> None:
     assert len(README.split()) <= 900
     assert len(re.findall(r"\]\(", README)) <= 25
     rows = re.findall(r"^\| `runbook", README, re.MULTILINE)
     assert len(rows) == 8
+
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs" / "examples"
+ENDS = {0: ("GO",), 1: ("NO-GO",), 3: ("INCOMPLETE",), 4: ("PARTIAL PASS",)}
+
+
+@pytest.fixture(params=EXAMPLES, ids=lambda example: example.name)
+def example(request: pytest.FixtureRequest) -> Example:
+    found: Example = request.param
+    return found
+
+
+def test_it_is_there_and_ended_as_it_had_to(example: Example) -> None:
+    folder = DOCS / example.name
+    assert all((folder / name).stat().st_size for name in REPORTS)
+    assert verdict_line(folder / "report.md").startswith(ENDS[example.exit_code])
+
+
+def test_it_can_be_planned(
+    example: Example, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command(example, tmp_path)
+    assert main([*words[words.index("run") :], "--dry-run"]) == 0, capsys.readouterr().err
+
+
+def test_the_index_is_the_one_that_the_command_writes() -> None:
+    assert f"{BEGIN}\n{table(DOCS)}\n{END}" in (DOCS / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The nightly's workflow: how long it may take, and that a night sees the nights before it."""
+"""The nightly: how long its job may take, what is pinned, and that a night sees the last one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from typing import Any
 import pytest
 import yaml
 
+from runbook.cli import COMMANDS
+from runbook.cli._parser import parse_all
+from runbook.config.load import load_profile
 from runbook.config.setup import RunOptions, load_nightly
 from runbook.engine.plan.prepare import prepare
+from runbook.errors import UsageError
+from runbook.machine import git
+from tests.cli.shell import inside
 from tests.factory.programs import program
 
 ROOT = Path(__file__).parents[2]
@@ -83,3 +89,43 @@ def test_a_night_after_a_clean_checkout_sees_the_night_before(tmp_path: Path) ->
     first = f"--out {out} --resume {nights[0].name}"
     resumed = shell(f"{sys.executable} -m runbook nightly --until-s 1 {first}")
     assert resumed.returncode == 3 and nights[0].name in resumed.stderr, resumed.stderr
+
+
+NIGHTLY = COMMANDS["nightly"]
+ROOT = Path(__file__).parents[2]
+
+
+def problems(*words: str) -> list[str]:
+    args, found = parse_all(NIGHTLY.parser(), list(words))
+    return [*found, *NIGHTLY.problems(args)]
+
+
+def test_the_pinned_commit_is_one_of_this_repository_and_its_profile_has_gpus() -> None:
+    pinned = load_nightly()
+    assert load_profile(pinned.profile).has_gpu
+    if git.commit_of(ROOT, "HEAD~50") is None:
+        pytest.skip("a shallow clone, or none, has no older commits")
+    assert git.commit_of(ROOT, pinned.reference) == pinned.reference
+
+
+def test_a_night_names_its_machine_and_needs_commits_that_exist(tmp_path: Path) -> None:
+    assert "a night names its machine" in problems("--profile", "auto")[0]
+    (wrong,) = problems("--profile", "cpu", "--reference", "nosuch", "--out", str(tmp_path))
+    assert "--reference nosuch: no such commit" in wrong
+    with pytest.raises(UsageError, match="needs --reference COMMIT"):
+        prepare(RunOptions(phases="regression", profile="cpu", out=tmp_path))
+
+
+@pytest.mark.executes("runbook nightly --dry-run")
+def test_the_dry_run_prints_both_checkouts_and_starts_nothing(tmp_path: Path) -> None:
+    done = inside(
+        *("nightly", "--phase", "regression", "--profile", "cpu", "--reference", "HEAD"),
+        *("--dry-run", "--out", str(tmp_path / "out")),
+        cwd=ROOT,
+    )
+    assert done.code == 0, done.err
+    sha = git.commit_of(ROOT) or ""
+    assert f"checkout --detach {sha}" in done.out
+    assert f"(cd checkouts/{sha[:12]} && PYTHONPATH=$PWD " in done.out
+    assert "round18_reference" in done.out and "only if they are needed" in done.out
+    assert not (tmp_path / "out").exists()

@@ -1,5 +1,14 @@
 // What the browser is asked about a page: see test_browser.py.
 
+// Whether the color scheme is the dark one, how wide the page is, and how many buttons are seen.
+function seen() {
+  return [
+    matchMedia("(prefers-color-scheme: dark)").matches,
+    document.documentElement.scrollWidth,
+    [...document.querySelectorAll("button")].filter(one => one.checkVisibility()).length,
+  ];
+}
+
 // Of the first screen, what lies below it.
 function below() {
   return [...document.querySelectorAll("header.verdict, .GO ~ .cards #exports, .tile")]
@@ -44,4 +53,22 @@ function faint(least) {
     }
   }
   return [...found];
+}
+
+// What a reader who does not see the page would miss: names, landmarks, headings in order, links
+// that lead somewhere.
+function faults() {
+  const all = query => [...document.querySelectorAll(query)];
+  const levels = all("h1, h2, h3, h4").map(one => Number(one.tagName[1]));
+  return [
+    ...all("nav, section, figure").filter(one => !one.ariaLabel && !one.getAttribute("aria-labelledby"))
+      .map(one => `${one.tagName} ${one.id} has no name`),
+    ...all("svg").filter(one => one.firstElementChild.tagName !== "title").map(() => "an svg has no title"),
+    ...all("a[href^='#']").filter(one => !document.getElementById(one.hash.slice(1)))
+      .map(one => `${one.hash} leads nowhere`),
+    ...["nav", "main", "header", "footer"].filter(name => !document.querySelector(name))
+      .map(name => `no ${name}`),
+    ...levels.filter((level, at) => (at === 0) !== (level === 1) || level > levels[at - 1] + 1)
+      .map(level => `heading ${level} of ${levels}`),
+  ];
 }

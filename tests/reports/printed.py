@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import html
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from markdown_it import MarkdownIt
 
-from benchmarks.rehearsal.judged import judge
-from benchmarks.rehearsal.machine import MACHINES
 from phases.kit.playbook import fitting, playbook, told
-from runbook.cli import COMMANDS
 from runbook.engine.derive import render
 from runbook.records import RunRecord
 from runbook.records.run import Invocation
 from tests.phases.answers import ON_A_CPU, ON_TWO_A100
-from tests.reports.samples import SAMPLES
-from tests.shared import once
-from tests.tiers import by_tier
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ("runbook", "python", "python3", "pytest", "torchrun", "export", "sudo", "git")
 # What tells of the past is left out, and with it the commands that were removed.
 PAGES = (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
          *sorted((ROOT / "docs").glob("*.md")))  # fmt: skip
-# What a page says of the machine's own programs, in its words.
-_OTHERS = re.compile(
-    r"\b(?:python3? -c |sysctl|cpupower|ulimit -|pip install|nvidia-smi (?:-|topo|nvlink)"
-    r"|df -|echo |git (?:fetch|bisect|clone|-C) |sudo )[^`;),]*"
-)
-_RUNBOOK = re.compile(rf"\brunbook (?:{'|'.join(COMMANDS)}|--help)\b[^`;),\n]*")
 _TOLD = re.compile(r"^ *(?:next|then|rerun|resume)(?:: | +)(\S.*?)(?:  .*)?$", re.MULTILINE)
-# The help of a command has examples of its own, which tests/cli/test_dry_run.py parses.
-_HELP = {"help", "description", "examples", "json_help", "epilog", "exits"}
 
 
 def commands_of(record: RunRecord) -> dict[str, None]:
@@ -90,68 +74,9 @@ def told_by_remedies() -> Iterator[str]:
             yield from (one.command for one in fitting(remedy, now) if one.command)
 
 
-# Files whose texts may name a command; the playbook's remedies are YAML.
-_KINDS = ("py", "j2", "yaml")
-
-
-def told_by_code(*places: Path) -> Iterator[tuple[str, str]]:
-    """Where, and which commands any text of folders and files names, help of commands left out."""
-    for place in places:
-        below = (one for kind in _KINDS for one in place.rglob(f"*.{kind}"))
-        for path in [place] if place.is_file() else sorted(below):
-            texts = _strings(path) if path.suffix == ".py" else [path.read_text("utf-8")]
-            for text in texts:
-                for found in (*_RUNBOOK.finditer(text), *_OTHERS.finditer(text)):
-                    yield str(path), found[0].strip()
-
-
 def told_by_invocations() -> Iterator[str]:
     """Every form of a line that an invocation makes: a run's and a plan's, begun and continued."""
     for one in (Invocation(profile="cpu"), Invocation(profile="cpu", plan="production")):
         yield one.line(["preflight", "baseline"])
         yield one.resume_line("20260101T000000Z-abc1234")
         yield one.resume_line("20260101T000000Z-abc1234", ["nvtx"])
-
-
-def _strings(path: Path) -> Iterator[str]:
-    """Every text of a module but docstrings and help; X stands for what is filled in."""
-    tree = ast.parse(path.read_text("utf-8"))
-    left_out: set[int] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr):
-            left_out.add(id(node.value))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "option_table":
-            left_out |= set(map(id, node.args))
-        if isinstance(node, ast.keyword) and node.arg in _HELP:
-            left_out |= {id(inner) for inner in ast.walk(node.value)}
-        if isinstance(node, ast.JoinedStr) and id(node) not in left_out:
-            left_out |= {id(value) for value in node.values}
-            parts = (v.value if isinstance(v, ast.Constant) else "X" for v in node.values)
-            yield "".join(map(str, parts))
-        elif (
-            isinstance(node, ast.Constant)
-            and isinstance(node.value, str)
-            and id(node) not in left_out
-        ):
-            yield node.value
-
-
-# Records to render: those made by hand, and those of machines that are generated and judged.
-
-# One of each kind: GO, a fault before anything starts, a card that dies, a loss that is NaN.
-REHEARSED = ("healthy_a100x2_pcie4", "mig_on", "xid_79", "nan_at_step_412")
-# To judge all nine phases of a healthy machine takes as long as all others together.
-NAMES = by_tier((*SAMPLES, *REHEARSED), fast=lambda name: name != REHEARSED[0])
-
-
-def record_called(factory: pytest.TempPathFactory, name: str) -> RunRecord:
-    """The record of that name; a machine is judged once in a test run."""
-    if name in SAMPLES:
-        return SAMPLES[name]()
-
-    def make(folder: Path) -> str:
-        machine = next(one for one in MACHINES if one.name == name)
-        judge(machine, keep=folder)
-        return next(folder.glob("*/run.json")).read_text(encoding="utf-8")
-
-    return RunRecord.model_validate_json(once(factory, f"rehearsed-{name}", make))

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,15 +10,13 @@ from reports.causes import Cause
 from reports.formats.terminal import render_terminal
 from reports.view import following, permit_of
 from runbook.config.load import load_profile
-from runbook.config.phase import PlanContext
 from runbook.engine.derive import render
-from runbook.records import Check, Kind, LaunchEntry, Outcome, Reason, RunRecord, Verdict
-from runbook.records.run import Invocation, Screen
+from runbook.records import Outcome, Reason, RunRecord, Verdict
+from runbook.records.run import Screen
 from tests.factory.records import check
 from tests.factory.records import phase as recorded
-from tests.phases import builder, spoil
 from tests.reports.samples import go, measured, run
-from tests.reports.test_causes import by_hand, hang, nan, of, phase, row
+from tests.reports.test_causes import hang, nan, of, phase, row
 
 CPU = load_profile("cpu").model_dump(mode="json")
 OTHER = {**CPU, "trainer": "mine.train"}
@@ -50,23 +43,11 @@ def test_what_was_set_by_hand_is_left_out_of_the_next_command_and_kept_in_the_ot
     assert cause.rerun == line and cause.steps[0].startswith("if it comes back: ")
 
 
-def test_what_the_shell_set_is_taken_out_of_the_shell(tmp_path: Path) -> None:
-    """Typed in such a shell, as it is printed; --dry-run shows what would start."""
+def test_what_the_shell_set_is_taken_out_of_the_shell() -> None:
     name = "NSA_PREFILL_BATCHED"
     cause = only(phase("baseline", nan(4)), settings={name: "0"}, sources={name: "shell"})
-    line = cause.advice.command
-    assert line == f"env -u {name} runbook run --phase baseline --profile cpu"
-    shell = {**os.environ, name: "0"}
-    shell["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{shell['PATH']}"
-    shown = {}
-    for typed in (line, line.removeprefix(f"env -u {name} ")):
-        done = subprocess.run(
-            ["sh", "-c", f"{typed} --dry-run"], cwd=tmp_path, env=shell, text=True,
-            capture_output=True, check=True,
-        )  # fmt: skip
-        shown[typed] = done.stdout
-    without, as_it_was = shown.values()
-    assert f"{name}=0" not in without and f"{name}=0" in as_it_was
+    told = f"env -u {name} runbook run --phase baseline --profile cpu"
+    assert cause.advice.command == told
 
 
 def test_another_trainer_is_a_suspect_and_the_next_command_takes_the_shipped_one() -> None:
@@ -78,88 +59,6 @@ def test_another_trainer_is_a_suspect_and_the_next_command_takes_the_shipped_one
     assert cause.steps[0] == "if the shipped trainer passes, look in mine.train"
     own = {**OTHER, "own_trainer": {"name": "theirs"}}
     assert not only(phase("baseline", hang(1)), profile_document=own).advice.likely
-
-
-def test_a_record_of_another_version_has_the_command_that_reproduces() -> None:
-    old = {"name": "cpu", "trainer": "mine.train"}
-    cause = only(phase("baseline", hang(1)), profile_document=old)
-    assert cause.advice.command == cause.rerun
-    assert cause.advice.does == "This reproduces the failure; nothing more specific is known."
-    assert cause.steps[0] == "if the shipped trainer passes, look in mine.train"
-    assert not cause.advice.shipped
-
-
-def leak(document: dict[str, object]) -> tuple[Check, Cause]:
-    """Memory that grows, of a run by this profile."""
-    where = PlanContext(profile=load_profile("cpu"), invocation=Invocation(profile="cpu"))
-    growing = spoil.columns(mem_mib=lambda table: 300.0 + 0.5 * table["step"])
-    found = builder.evidence("long_run", where, change=growing)
-    entries = tuple(
-        LaunchEntry(launch=one.launch, result=one.result) for one in found.launches.values()
-    )
-    check = builder.row("long_run", "memory_plateau", found, where)
-    judged = by_hand("long_run", check).model_copy(update={"launches": entries})
-    return check, only(judged, profile_document=document)
-
-
-def test_a_remedy_that_needs_a_setting_has_it_in_the_next_command() -> None:
-    check, cause = leak(CPU)
-    assert check.first_command == (
-        "runbook run --phase long_run --profile cpu --set NSA_MEM_DUMP_EVERY=20"
-    )
-    assert check.clue == "The memory of the process (RSS) grows on every rank."
-    assert check.title.startswith("Memory of rank 0 grows by 0.5 MiB per step: ")
-    assert check.title.endswith("GiB by the end of production (limit 8 GiB).")
-    assert cause.headline == check.title and cause.advice.seen == check.clue
-    assert cause.advice.command == check.first_command
-    assert cause.advice.does == "This adds NSA_MEM_DUMP_EVERY=20." and not cause.advice.shipped
-
-
-def test_a_leak_of_another_trainer_is_looked_for_in_the_shipped_one_first() -> None:
-    advice = leak(OTHER)[1].advice
-    assert advice.command == "runbook run --phase long_run --profile cpu"
-    assert advice.does == "This runs the shipped trainer." and advice.shipped
-
-
-def test_a_learning_rate_that_nobody_set_is_lowered_to_a_tenth_of_its_own() -> None:
-    record = phase("baseline", nan(4))
-    assert "train.lr=" in record.first_commands["run1"]
-    cause = only(record)
-    rate = float(cause.advice.command.partition("train.lr=")[2].split()[0])
-    assert 0 < rate < 0.01 and f"--set train.lr={rate:.3g}" in cause.remedy
-
-
-def test_a_wrong_machine_is_shown_by_its_own_program() -> None:
-    where = builder.context("a100x2_pcie4")
-    facts = builder.facts(torch_cuda_available=False, torch_cuda=None)
-    found = replace(builder.evidence("preflight", where), facts=facts)
-    check = builder.row("preflight", "cuda", found, where)
-    assert check.title == "No GPU that torch can use: profile a100x2_pcie4 trains on GPUs."
-    cause = only(by_hand("preflight", check), settings={"train.lr": "1e6"})
-    assert (cause.advice.command, cause.advice.does) == (
-        "nvidia-smi -L",
-        "This shows what is there.",
-    )
-    shown = "This profile trains on GPUs, and torch 2.13.0 was built without CUDA."
-    assert cause.advice.likely == (shown,) and not cause.advice.seen
-    assert cause.rerun.startswith("runbook run --phase preflight")
-    branches = [step.partition(":")[0] for step in cause.steps[1:]]
-    assert branches == ["if it lists GPUs", "if it lists none, or is not found"]
-
-
-def test_a_hang_says_where_the_silent_rank_stopped() -> None:
-    at = ("mine/data.py:7 in fetch()", "mine/train.py:40 in step()")
-    twice = f"attempt 1: {hang(1).cause}; attempt 2: {hang(1).cause}"
-    record = phase(
-        "baseline", hang(1, stopped_at=at, attempts=2).model_copy(update={"cause": twice})
-    )
-    cause = only(record)
-    assert cause.headline == "Rank 1 hung at step 7, in both attempts."
-    assert cause.advice.seen == (
-        "Rank 1 stopped at mine/data.py:7 in fetch(), called at mine/train.py:40 in step()."
-    )
-    once = only(phase("baseline", hang(0, kind=Kind.FROZEN)))
-    assert once.headline == "Rank 0 hung at step 7." and not once.advice.seen
 
 
 NOT_YET = "Not approved: nothing could be measured. Do not start the production run."
@@ -196,17 +95,8 @@ def test_a_go_of_a_cpu_says_what_it_is_not_and_how_production_starts() -> None:
         *("--set", "NSA_DDP_BUCKET_MB=1", "--out", "/runs"),
     ]
     assert not permit.qualified
-    short = permit_of(on_a_cpu(caveats=("steps x 0.5", "CUT OFF (a/b begun 2 times)")))
-    assert short.qualified.startswith("A qualified GO: steps x 0.5, CUT OFF (a/b begun 2 times).")
-    assert "runbook launch" in short.qualified
-    own = permit_of(
-        on_a_cpu(
-            caveats=("for 18 of 76 checks",),
-            profile_document={**CPU, "own_trainer": {"name": "theirs"}},
-        )
-    )
-    assert "runbook launch" not in f"{own.qualified}{own.says}{own.command}{own.does}"
-    assert "then start your trainer as you do" in own.does
+    short = permit_of(on_a_cpu(caveats=("steps x 0.5",)))
+    assert short.qualified.startswith("A qualified GO: steps x 0.5. runbook launch ")
 
 
 @pytest.mark.parametrize("verdict", [Verdict.GO, Verdict.PARTIAL])

@@ -1,14 +1,12 @@
 """Every kind of command that the program prints is executed by a test, and does what it says.
 
-The kinds are found in the reports of the examples, on the pages of the docs, in the remedies and in
-the program's own texts.
+The kinds are found in the reports of the examples, on the pages of the docs and in the remedies.
 A test that is marked with a kind executes it, or fails (`tests/executed.py`); what no test may
 execute is in NOT_HERE, with the reason. A kind in neither fails.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -17,22 +15,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from benchmarks.examples.__main__ import EXAMPLES
-from reports.view import build_view
-from runbook.cli import COMMANDS
+from nsa.launch.cli import parse_flags
+from runbook.cli import COMMANDS, SHORT_FORMS
 from runbook.cli._parser import parse_all
 from runbook.engine.derive import render
 from runbook.records import Outcome, RunRecord, Verdict
 from tests import executed
 from tests.cli.shell import Ended, environment
-from tests.executed import kind_of
+from tests.executed import kind_of, note
 from tests.reports.printed import (
     ROOT,
     commands_in_html,
@@ -40,29 +38,21 @@ from tests.reports.printed import (
     commands_in_output,
     commands_in_pages,
     commands_of,
-    told_by_code,
     told_by_invocations,
     told_by_remedies,
 )
+from tests.reports.samples import SAMPLES
 
 _ROOT_ONLY = "changes the machine, as root"
 _A_GPU = "asks an NVIDIA driver"
 NOT_HERE = {
-    "nvidia-smi -i": _ROOT_ONLY,
-    "nvidia-smi -pl": _ROOT_ONLY,
-    "nvidia-smi -r": _ROOT_ONLY,
-    "nvidia-smi -rgc": _ROOT_ONLY,
     "sudo nvidia-smi": _ROOT_ONLY,
     "nvidia-smi": _A_GPU,
     "nvidia-smi -L": _A_GPU,
     "nvidia-smi -q": _A_GPU,
-    "nvidia-smi nvlink": _A_GPU,
     "nvidia-smi topo": _A_GPU,
     "git bisect": "a night for each commit; its words are parsed below",
-    "git fetch": "needs a remote",
-    "pip install": "needs an index of packages",
     "df -h": "of the machine",
-    "df -i": "of the machine",
     "top": "stays until a person leaves it",
     **dict.fromkeys(
         ("torchrun --nproc_per_node=1", "torchrun --nproc_per_node=2"),
@@ -77,12 +67,6 @@ _PROFILE = """\
 extends: cpu
 required: [v2_parity.parity, nvtx.completed]
 """
-_UNANSWERED = "{extends: cpu, name: mfu, required: [baseline.mfu]}"
-_TELLING = (
-    *("runbook", "phases", "reports", "templates", "scripts/thresholds_page.py"),
-    *("configs/machines", "configs/rules", "configs/trainers"),
-)
-OUR_OWN = tuple(ROOT / name for name in _TELLING)
 
 
 @cache
@@ -95,7 +79,6 @@ def printed() -> dict[str, str]:
             read = commands_in_html if name.endswith("html") else commands_in_markdown
             lines = read((folder / name).read_text("utf-8"))
             found |= dict.fromkeys(map(kind_of, filter(None, lines)), f"{example.name}/{name}")
-    found |= {kind_of(line): where for where, line in told_by_code(*OUR_OWN)}
     found |= {kind_of(line): name for name, line in commands_in_pages()}
     found |= dict.fromkeys(map(kind_of, told_by_remedies()), "a remedy")
     return found | dict.fromkeys(map(kind_of, told_by_invocations()), "an invocation")
@@ -112,68 +95,8 @@ def test_every_kind_that_is_printed_is_executed_or_says_why_not() -> None:
     assert {kind: where for kind, where in printed().items() if kind not in known} == {}
 
 
-def test_nothing_is_marked_or_excused_that_nobody_prints() -> None:
-    told = printed().keys() | {"runbook"}
-    marks, excused = executed_kinds().keys(), NOT_HERE.keys()
-    assert (marks | excused) - told == set()
-    assert not marks & excused
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("hint = f'`runbook drill {folder}` tries it'", "runbook drill"),
-        ("console.result(f'see  runbook triage --dry-run {folder}')", "runbook triage --dry-run"),
-        ("remedy = 'set it back with sysctl vm.swappiness=60'", "sysctl vm.swappiness=60"),
-        ("say('then `python -m runbook.tools.drill.scene` goes on')", ""),
-    ],
-)
-def test_a_new_kind_in_the_program_is_noticed(tmp_path: Path, text: str, kind: str) -> None:
-    (tmp_path / "planted.py").write_text(f'"""runbook decide is named here."""\n{text}\n')
-    found = [kind_of(line) for _, line in told_by_code(tmp_path)]
-    assert found == ([kind] if kind else [])
-    assert kind not in executed_kinds().keys() | NOT_HERE.keys()
-
-
-def test_a_new_kind_on_a_page_is_noticed() -> None:
-    page = "Send it with `runbook decide artifacts/RUN`.\n\n```sh\nmake later\n```\n"
-    kinds = [kind_of(line) for line in commands_in_markdown(page)]
-    assert kinds == ["runbook decide", "make later"]
-    html = "<p><code>runbook decide RUN</code></p><pre>make later</pre>"
-    assert sorted(map(kind_of, commands_in_html(html))) == sorted(kinds)
-    known = executed_kinds().keys() | NOT_HERE.keys()
-    assert not known & set(kinds)
-
-
-MARKED = """\
-import pytest
-from tests.cli.shell import inside
-
-@pytest.mark.executes("runbook phases")
-def test_that_does(tmp_path):
-    assert inside("phases", cwd=tmp_path).code == 0
-
-@pytest.mark.executes("runbook phases")
-def test_that_does_not(tmp_path):
-    pass
-
-@pytest.mark.executes("runbook profiles")
-def test_of_what_is_refused(tmp_path):
-    assert inside("profiles", "none", cwd=tmp_path).code == 2
-"""
-
-
-def test_a_marked_test_that_does_not_execute_its_kind_fails(tmp_path: Path) -> None:
-    (tmp_path / "test_planted.py").write_text(MARKED, encoding="utf-8")
-    config = ("-c", str(ROOT / "pyproject.toml"), "--confcutdir", str(tmp_path))
-    plugins = ("-p", "tests.conftest", "-p", "no:cacheprovider")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", *config, *plugins, str(tmp_path)],
-        cwd=ROOT, text=True, capture_output=True, check=False,
-    )  # fmt: skip
-    assert "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
-    assert "did not execute: runbook phases" in done.stdout
-    assert "did not execute: runbook profiles" in done.stdout
+def test_nothing_is_excused_that_nobody_prints_or_that_a_test_executes() -> None:
+    assert NOT_HERE.keys() <= printed().keys() - executed_kinds().keys()
 
 
 def test_what_git_bisect_runs_is_a_command_whose_good_end_is_zero() -> None:
@@ -192,22 +115,22 @@ class Shell:
     folder: Path
     printed: dict[str, None] = field(default_factory=dict)
 
-    def type(self, line: str, *, once_begun: Callable[[int], None] | None = None) -> Ended:
+    def type(self, line: str, *, interrupted: bool = False) -> Ended:
         """Execute a line as a shell does, with this Python's programs first on PATH.
 
-        `once_begun` is called with its process as soon as the run that it starts starts a launch.
+        If it is to be interrupted, as soon as the run that it starts starts a launch.
         """
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         before = set(self.folder.glob("artifacts/*"))
         process = subprocess.Popen(
-            ["sh", "-c", f"exec {line}" if once_begun else line], cwd=self.folder, text=True,
+            ["sh", "-c", f"exec {line}" if interrupted else line], cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=environment(PATH=programs, PYTHONPATH=str(ROOT)),
         )  # fmt: skip
-        while once_begun and process.poll() is None:
+        while interrupted and process.poll() is None:
             new = set(self.folder.glob("artifacts/*")) - before
             if any("launch_started" in told.read_text() for told in _journals(new)):
-                once_begun(process.pid)
+                process.send_signal(signal.SIGINT)
                 break
             time.sleep(0.05)
         out, err = process.communicate(timeout=400)
@@ -252,32 +175,11 @@ def failures_of(record: RunRecord) -> dict[str, str]:
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.executes("runbook run --resume")
-def test_what_left_no_evidence_is_run_again_as_every_place_says(shell: Shell) -> None:
-    """The command after an INCOMPLETE that measured something; a skipped check is no evidence."""
-    (shell.folder / "mfu.yaml").write_text(_UNANSWERED, encoding="utf-8")
-    first = shell.type("runbook run --phase baseline --profile mfu.yaml --steps-scale 0.1")
-    assert first.code == 3, first.out + first.err
-    (journal,) = shell.folder.glob("artifacts/*/events.jsonl")
-    alone = shell.type("runbook").out
-    told = [line[9:].partition("  ")[0] for line in alone.splitlines() if "runbook run" in line]
-    steps = build_view(shell.newest()).following
-    assert told == [step.command for step in steps] and len(steps) == 1
-    assert told == re.findall(r"^ +(?:next|then) +(.*)$", first.out, flags=re.MULTILINE)
-    again = shell.type(told[0])
-    assert again.code == 3, again.out + again.err
-    events = [json.loads(line) for line in journal.read_text("utf-8").splitlines()]
-    begun = [one for one in events if one["event"] == "phase_started"]
-    assert [one["phase"] for one in begun] == ["baseline", "baseline"]
-
-
-@pytest.mark.e2e
-@pytest.mark.slow
 @pytest.mark.executes(
     "runbook", "runbook --help", "runbook compare", "runbook history",
     "runbook profiles", "runbook report", "runbook run --dry-run", "runbook run --phase",
     "runbook run --resume", "runbook run --resume --phase", "runbook toggles",
-    "runbook stacks", "runbook verify", "-m TRAINER", "-m pytest",
+    "runbook verify", "-m TRAINER", "-m pytest",
 )  # fmt: skip
 def test_what_is_typed_as_printed_does_what_it_says(shell: Shell) -> None:
     """A run that passes what it is asked for, goes on as its last lines say, and fails."""
@@ -325,22 +227,7 @@ def of_a_red_run(shell: Shell, run_id: str) -> None:
 
 def reproduced(shell: Shell) -> RunRecord:
     """The printed command, interrupted in its launch, and gone on with as its own page says."""
-
-    def meanwhile(pid: int) -> None:
-        live = re.search(r"runbook stacks \S+", shell.type("runbook").out)
-        assert live is not None
-        # The launch lasts a second: with rank 0 held, rank 1 waits for it in a collective.
-        held = _pid_of_rank(0, shell.folder / live[0].split()[-1], pid)
-        os.kill(held, signal.SIGSTOP)
-        try:
-            _pid_of_rank(1, shell.folder / live[0].split()[-1], pid)
-            stacks = shell.type(live[0])
-        finally:
-            os.kill(held, signal.SIGCONT)
-        assert stacks.code in (0, 1) and "rank 1 (pid " in stacks.out, stacks.out + stacks.err
-        os.kill(pid, signal.SIGINT)
-
-    cut = shell.type(_of_nvtx(shell, by_hand=True), once_begun=meanwhile)
+    cut = shell.type(_of_nvtx(shell, by_hand=True), interrupted=True)
     assert cut.code == 130, cut.out + cut.err
     record = shell.newest()
     assert record.interrupted
@@ -364,22 +251,74 @@ def _journals(runs: set[Path]) -> list[Path]:
     return [path for run in runs if (path := run / "events.jsonl").is_file()]
 
 
-def _pid_of_rank(rank: int, run: Path, harness: int) -> int:
-    """The process of a rank, once it tells it."""
-    while True:
-        for path in run.glob(f"*/*/heartbeat_rank{rank}.jsonl"):
-            if (line := path.read_text().partition("\n")[0]).endswith("}"):
-                return int(json.loads(line)["pid"])
-        assert not _ended(harness)
-        time.sleep(0.01)
-
-
-def _ended(pid: int) -> bool:
-    """Is this child over? It is not reaped: somebody else waits for it."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
 def both_runs(shell: Shell, one: str, other: str) -> None:
     compared = shell.type(f"runbook compare artifacts/{one} artifacts/{other}")
     assert compared.code in (0, 1, 3) and one in compared.out, compared.err
     shell.works("runbook history", one, other)
+
+
+def check_command(line: str) -> None:
+    """Fail unless the program that the line starts would take its words."""
+    words = shlex.split(line)
+    while words and re.fullmatch(r"[A-Z][A-Z0-9_]*=.*", words[0], re.DOTALL):
+        words.pop(0)
+    program, *rest = words
+    if program == "export":
+        assert all(re.fullmatch(r"\w+=.*", word) for word in rest)
+    elif program == "runbook":
+        check_runbook(rest)
+    elif kind_of(line) in NOT_HERE:
+        return
+    else:
+        module = rest[rest.index("-m") + 1 :]
+        assert module[0] in ("nsa.train", "nsa.ceilings", "pytest"), line
+        if module[0] == "nsa.train":
+            flags = parse_flags(module[1:], {})
+            assert flags.config and (ROOT / flags.config).is_file()
+
+
+def check_runbook(words: list[str]) -> None:
+    command = COMMANDS.get(words[0])
+    assert command is not None, words
+    args, problems = parse_all(command.parser(), words[1:])
+    # A folder of another machine is not here, nor its GO, its packages and its network; everything
+    # else has to be right.
+    found = [*problems, *command.problems(args)]
+    elsewhere = (
+        *("no run ", "production needs a GO of this configuration on this machine"),
+        *("is not installed here", "does not answer ("),
+    )
+    assert [text for text in found if not any(x in str(text) for x in elsewhere)] == []
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_command_is_taken_by_its_program(name: str) -> None:
+    lines = [line for line in commands_of(SAMPLES[name]()) if line]
+    assert any(line.startswith("runbook verify ") for line in lines)
+    for line in lines:
+        check_command(line)
+
+
+@pytest.mark.parametrize("line", sorted(set(told_by_remedies())))
+def test_commands_of_remedies_are_whole(line: str) -> None:
+    """A remedy may name a command alone, such as `runbook compare`; more has to work."""
+    words = shlex.split(line)
+    if words[0] == "runbook" and len(words) == 2:
+        assert words[1] in {**COMMANDS, **SHORT_FORMS}
+    elif words[0] == "runbook":
+        check_runbook(words[1:])
+    else:
+        assert len(words) > 1 or kind_of(line) in NOT_HERE
+
+
+@pytest.mark.executes("export")
+def test_the_settings_are_set_by_a_shell() -> None:
+    record = SAMPLES["go"]()
+    page = render(record, "md").split("## Settings to use")[1]
+    block = next(one for one in MarkdownIt().parse(page) if one.type == "fence").content
+    done = subprocess.run(
+        ["sh", "-c", f"{block}env"], capture_output=True, text=True, check=True, env={}
+    )
+    note(block)
+    told = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    assert record.exports.items() <= told.items()

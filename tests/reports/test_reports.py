@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -75,42 +69,16 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
     assert sorted(str(name) for name in green) == sorted(expected)
 
 
-def test_a_run_that_requires_nothing_says_so() -> None:
+@pytest.mark.parametrize("fmt", ["details", "html"])
+def test_a_run_that_requires_nothing_says_so(fmt: str) -> None:
     record = run(Verdict.INCOMPLETE, (), required=(), reasons=())
-    assert "requires nothing" in derive.render(record, "details")
-    assert "requires nothing" in derive.render(record, "html")
-    assert "0 required checks; 0 checks" in derive.render(record, "md")
-
-
-def test_every_page_has_the_same_tally() -> None:
-    outcomes = [Outcome.PASS] * 3 + [Outcome.FAIL] * 2 + [Outcome.INVALID, Outcome.INCOMPLETE]
-    record = record_of({f"a.b{n}": one for n, one in enumerate(outcomes)}, {"a.lost"})
-    view = build_view(record)
-    required = "8 required checks: 3 PASS, 2 FAIL, 1 INVALID, 2 INCOMPLETE"
-    every = "7 checks: 3 PASS, 2 FAIL, 1 INVALID, 1 INCOMPLETE"
-    assert view.tally == f"{len(view.causes)} causes; {required}; {every}"
-    for fmt in ("md", "details", "html", "terminal"):
-        assert view.tally in derive.render(record, fmt), fmt
+    assert "requires nothing" in derive.render(record, fmt)
 
 
 @pytest.mark.parametrize("fmt", ["md", "details", "html", "junit", "terminal"])
 def test_a_run_that_never_ended_is_called_unfinished(fmt: str) -> None:
     dead = go().model_copy(update={"finished_at": None, "verdict": Verdict.INCOMPLETE})
     assert "Unfinished" in derive.render(dead, fmt)
-
-
-@pytest.mark.parametrize("make", SAMPLES.values(), ids=list(SAMPLES))
-@pytest.mark.parametrize("fmt", ["md", "details", "html"])
-def test_digests_stay_in_the_manifest(make: Callable[[], RunRecord], fmt: str) -> None:
-    """A value that is a digest is no number that a person reads."""
-    record = make()
-    digest = hashlib.sha256(b"config").hexdigest()
-    dump = record.model_dump(mode="json")
-    dump["phases"][0]["checks"][0]["measurement"]["value"] = digest
-    dump["environment"]["git.diff_sha256"] = digest
-    page = derive.render(type(record).model_validate(dump), fmt)
-    assert "digest in run.json" in page if fmt != "md" else True
-    assert not re.search(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])", page)
 
 
 def test_write_renders_all_before_it_touches_any_file(
@@ -130,26 +98,6 @@ def test_write_renders_all_before_it_touches_any_file(
     assert (tmp_path / "report.md").read_text() == "old"
 
 
-HEAVY = ("torch", "pandas", "numpy", "scipy", "matplotlib")
-
-
-def test_rendering_loads_no_heavy_package(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(go().model_dump_json(), encoding="utf-8")
-    script = (
-        "import sys\nfrom runbook.cli import main\n"
-        "names = ('md', 'details', 'html', 'junit', 'terminal')\n"
-        "code = sum(main(['report', sys.argv[1], '--format', name]) for name in names)\n"
-        f"print(code, *sorted({HEAVY!r} & sys.modules.keys()))\n"
-    ).replace(f"{HEAVY!r}", f"set({HEAVY!r})")
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "0"
-
-
 @pytest.mark.parametrize("address", ["http:", "https:", "//cdn", "url(", "@import", "src="])
 def test_nothing_is_fetched(address: str) -> None:
     assert address not in render(go(), "html")
@@ -166,46 +114,9 @@ def test_report_is_exactly_the_golden_one(name: str, fmt: str) -> None:
 
 # `ctrf.json` is the form that https://ctrf.io describes, and is green where the run is.
 
-_WHOLE = {"type": "integer", "minimum": 0}
-_TEXT = {"type": "string", "minLength": 1}
-_STATUS = ("passed", "failed", "skipped", "pending", "other")
-
-
-def _exactly(needed: dict[str, Any], **may: Any) -> dict[str, Any]:
-    known = {"type": "object", "additionalProperties": False, "properties": {**needed, **may}}
-    return {**known, "required": list(needed)}
-
-
 # What the format demands, and of what it allows the names that a run has.
-FORM = _exactly(
-    {
-        "reportFormat": {"const": "CTRF"},
-        "specVersion": {"type": "string", "pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
-        "results": _exactly(
-            {
-                "tool": _exactly({"name": _TEXT}, version={"type": "string"}),
-                "summary": _exactly(
-                    dict.fromkeys(("tests", *_STATUS, "start", "stop"), _WHOLE),
-                    suites=_WHOLE,
-                    extra={"type": "object"},
-                ),
-                "tests": {
-                    "type": "array",
-                    "items": _exactly(
-                        {"name": _TEXT, "status": {"enum": list(_STATUS)}, "duration": _WHOLE},
-                        suite={"type": "array", "minItems": 1, "items": {"type": "string"}},
-                        stdout={"type": "array", "items": {"type": "string"}},
-                        extra={"type": "object"},
-                        message=_TEXT,
-                        trace=_TEXT,
-                        rawStatus=_TEXT,
-                    ),
-                },
-            }
-        ),
-    },
-    runId=_TEXT,
-)
+FORM = json.loads(Path(__file__).with_name("ctrf.schema.json").read_text(encoding="utf-8"))
+_STATUS = ("passed", "failed", "skipped", "pending", "other")
 
 
 @pytest.mark.parametrize("name", SAMPLES)

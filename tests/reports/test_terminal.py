@@ -7,12 +7,22 @@ import re
 
 import pytest
 
-from reports.formats.terminal import render_terminal
+from reports.formats.terminal import render_github, render_terminal
 from reports.view import build_view
 from runbook.engine.derive import render
-from runbook.records import LaunchStatus, Outcome, PhaseRecord, Ran, Reason, RunRecord, Verdict
+from runbook.records import (
+    Check,
+    LaunchStatus,
+    Outcome,
+    PhaseRecord,
+    Ran,
+    Reason,
+    RunRecord,
+    Verdict,
+)
 from runbook.records.run import Screen
 from tests.factory.records import check
+from tests.reports import samples
 from tests.reports.printed import commands_in_markdown
 from tests.reports.samples import go, run
 from tests.reports.test_causes import by_hand, ended, nan, phase, row
@@ -43,29 +53,6 @@ def test_one_end_in_every_phase_takes_at_most_fifteen_lines(status: LaunchStatus
         assert len([line for line in shown if line.startswith(f"    {word} ")]) == 1
 
 
-@pytest.mark.parametrize("reason", [one for one in Reason if one is not Reason.OK])
-@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.INVALID, Outcome.INCONCLUSIVE])
-def test_one_row_takes_at_most_eleven_lines(reason: Reason, outcome: Outcome) -> None:
-    check = row("baseline.x", outcome, reason, "so it was", evidence=tuple("abcdef"))
-    shown = lines(made(by_hand("baseline", check)))
-    assert len(shown) <= 11 and shown[-1].startswith("  then   runbook run ")
-    assert f"{outcome}  baseline.x: so it was" in shown
-    assert "    try    do" in shown
-
-
-def test_advice_is_wrapped_under_its_first_word_and_a_command_is_not() -> None:
-    advice = " ".join(["look"] * 40)
-    rerun = f"runbook run --phase {','.join(PHASES)}"
-    check = row("baseline.x", Outcome.FAIL, Reason.CRASH, "fault", remedy=advice, rerun=rerun)
-    shown = render_terminal(made(by_hand("baseline", check)), Screen(brief=True, width=50))
-    lines = shown.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("    try    look"))
-    told = lines[first : first + 5]
-    assert all(line.startswith("           look") for line in told[1:]), told
-    assert all(len(line) <= 50 for line in told) and shown.count("look") == 40
-    assert f"    next   {rerun}" in lines and len(rerun) > 50
-
-
 def test_a_terse_one_keeps_verdict_causes_and_what_to_type() -> None:
     checks = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(2)]
     optional = row("baseline.y", Outcome.FAIL, Reason.CRASH, "beside", required=False)
@@ -73,15 +60,6 @@ def test_a_terse_one_keeps_verdict_causes_and_what_to_type() -> None:
     first, *shown = render_terminal(record, Screen(brief=True, terse=True)).splitlines()
     assert first.startswith("NO-GO (")
     assert [line.split()[0] for line in shown] == ["FAIL", "next", "FAIL", "next", "then"]
-
-
-def test_the_fourth_cause_is_told_with_its_command() -> None:
-    checks = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(6)]
-    shown = lines(made(by_hand("baseline", *checks)))
-    for number in range(6):
-        assert f"FAIL  baseline.x{number}: fault {number}" in shown
-    assert sum(line.startswith("    try") for line in shown) == 3
-    assert sum(line.startswith("    next") for line in shown) == 6
 
 
 def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
@@ -94,24 +72,6 @@ def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
         and len(shown) <= 6
     )
     assert not any(line.startswith("export") for line in shown)
-
-
-def test_phases_are_numbered_as_while_they_ran_and_others_not_at_all() -> None:
-    good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
-    left = (_left_out("sdpa_audit"), _left_out("nvtx"))
-    record = made(by_hand("baseline", good), *left, verdict=Verdict.PARTIAL)
-    head, *shown = render_terminal(record, Screen()).splitlines()[:4]
-    assert head.endswith("  1 phase")
-    assert [line.split()[:2] for line in shown] == [
-        ["1/1", "baseline"], ["-", "sdpa_audit"], ["-", "nvtx"]
-    ]  # fmt: skip
-
-
-def test_a_command_within_advice_is_typed_by_the_readers_program_too() -> None:
-    advice = "`runbook triage` finds it; the runbook says so"
-    check = row("baseline.x", Outcome.FAIL, Reason.CRASH, "fault", remedy=advice)
-    shown = render_terminal(made(by_hand("baseline", check)), Screen(program="bin/runbook"))
-    assert "    try    `bin/runbook triage` finds it; the runbook says so\n" in shown
 
 
 def test_what_is_typed_next_begins_with_the_readers_program() -> None:
@@ -209,3 +169,58 @@ def test_every_place_names_the_same(what: str) -> None:
         assert command in commands_in_markdown(render(record, "md"))
         assert command in page
         assert command in render(record, "github").replace("%0A", "\n")
+
+
+_COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\r\n]*)::([^\r\n]*)")
+
+
+def told_in(record: RunRecord) -> list[tuple[str, str, str]]:
+    """Level, title and message of each command, unescaped as a runner does it."""
+    found = []
+    for line in render_github(record, Screen()).splitlines():
+        match = _COMMAND.fullmatch(line)
+        assert match, line
+        level, title, message = match.groups()
+        title = title.replace("%3A", ":").replace("%2C", ",")
+        found.append((level, *(_plain(text) for text in (title, message))))
+    return found
+
+
+def _plain(text: str) -> str:
+    return text.replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")
+
+
+def with_checks(*checks: Check) -> RunRecord:
+    record = samples.no_go()
+    phase = record.phases[1].model_copy(update={"checks": checks})
+    return record.model_copy(update={"phases": (record.phases[0], phase, *record.phases[2:])})
+
+
+def failed(number: int, reason: str) -> Check:
+    return check(
+        f"baseline.row{number}",
+        Outcome.FAIL,
+        reason=reason,
+        remedy=f"do {number}",
+        evidence=(f"baseline/{number}.csv",),
+        rerun="runbook run --phase baseline --profile cpu",
+        required=True,
+    )
+
+
+def test_a_run_that_failed_has_an_error_with_what_to_do() -> None:
+    level, title, message = told_in(samples.no_go())[0]
+    assert level == "error" and title.startswith("FAIL ")
+    assert "23 tok/s is below 39" in message
+    assert "\nsee: baseline/launch_0/training.csv" in message
+    assert "\ntry: " in message
+    assert "\nnext: runbook run --phase baseline --profile a100x2_pcie4" in message
+
+
+def test_github_is_never_given_more_than_it_shows() -> None:
+    checks = [failed(number, f"fault {chr(97 + number)}") for number in range(20)]
+    shown = told_in(with_checks(*checks))
+    errors = [title for level, title, _ in shown if level == "error"]
+    assert len(errors) <= 10
+    if len(errors) == 10:
+        assert errors[-1].endswith("more errors")

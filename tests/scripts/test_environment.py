@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import subprocess
 import sys
-import tomllib
 import venv
 from pathlib import Path
 from types import ModuleType
@@ -41,18 +38,6 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     return monkeypatch
-
-
-def test_a_change_of_what_is_needed_is_installed(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changed = tmp_path / "pyproject.toml"
-    shutil.copy(script.PYPROJECT, changed)
-    assert script.main([str(tmp_path / "venv")]) == 0
-    changed.write_text(changed.read_text() + "\n# more\n")
-    monkeypatch.setattr(script, "PYPROJECT", changed)
-    assert script.main([str(tmp_path / "venv")]) == 0
-    assert script.installed == [False, False]
 
 
 def test_one_that_failed_halfway_is_made_anew(
@@ -124,40 +109,26 @@ def test_a_python_that_does_not_work_is_told_which_do(
 
 
 def test_where_no_python_works_a_recipe_follows(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each line ends in the make that was wanted, with the Python that it brought."""
     monkeypatch.setattr(script.sys, "version_info", (3, 10, 13))
     monkeypatch.setattr(script.shutil, "which", lambda name: None)
     with pytest.raises(script.Refused) as refused:
         script.check_python()
     lines = [line.strip() for line in str(refused.value).splitlines()[1:]]
     assert [line.split()[0] for line in lines] == ["uv", "pyenv"]
-    for tool, line in zip(("uv", "pyenv"), lines, strict=True):
-        # As a shell reads it, beside a tool that installs, and says where.
-        home = tmp_path / tool
-        (home / "bin").mkdir(parents=True)
-        found = home / "bin" / "python" if tool == "uv" else home
-        for name, text in ((tool, f"echo '{found}'"), ("make", 'echo "$@" >&2')):
-            (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-            (home / "bin" / name).chmod(0o755)
-        path = f"{home / 'bin'}{os.pathsep}/usr/bin:/bin"
-        done = subprocess.run(
-            ["sh", "-c", line], env={"PATH": path}, capture_output=True, text=True, check=True
-        )
-        assert done.stderr.split() == ["demo", f"PYTHON={home / 'bin' / 'python'}"]
+    assert all("make demo PYTHON=" in line for line in lines)
 
 
 _PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Aug  6 2025\nGCC version: 12.3.0\n"
 
 
 @pytest.mark.parametrize(
-    ("driver", "there", "asked", "told"),
+    ("driver", "asked", "told"),
     [
-        ("580.95.05", True, None, "torch comes with its CUDA libraries"),
-        ("535.161.08", True, "+cu126", "build for CUDA 12.6 does not"),
-        ("535.161.08", False, "+cu126", "Update the driver, or give a Python"),
-        ("470.256.02", True, None, "Update the driver, or give a Python"),
+        ("580.95.05", None, "torch comes with its CUDA libraries"),
+        ("535.161.08", "+cu126", "build for CUDA 12.6 does not"),
+        ("470.256.02", None, "Update the driver, or give a Python"),
     ],
 )
 def test_the_driver_is_looked_at_before_three_gigabytes_are_downloaded(
@@ -166,13 +137,12 @@ def test_the_driver_is_looked_at_before_three_gigabytes_are_downloaded(
     unset: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     driver: str,
-    there: bool,
     asked: str | None,
     told: str,
 ) -> None:
     (tmp_path / "version").write_text(_PROC.format(driver))
     installer, words = tmp_path / "installer", tmp_path / "words"
-    installer.write_text(f'#!/bin/sh\necho "$@" > {words}\nexit {int(not there)}\n')
+    installer.write_text(f'#!/bin/sh\necho "$@" > {words}\n')
     installer.chmod(0o755)
     unset.setattr(script, "DRIVER_FILE", tmp_path / "version")
     unset.setattr(script, "reachable", lambda url: True)
@@ -197,12 +167,6 @@ def test_the_oldest_drivers_are_those_of_preflight(script: ModuleType) -> None:
     assert found == {cuda: _OLDEST_DRIVER[cuda] for cuda in found}
 
 
-def test_the_page_of_versions_has_the_build_for_an_older_driver(script: ModuleType) -> None:
-    pinned = script.CONSTRAINTS.read_text().split()[0]
-    typed = f"pip install '{pinned}+cu126' --extra-index-url {script.CUDA_12_INDEX}"
-    assert f"`{typed}`" in (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize(("prefix", "shared"), [(sys.base_prefix, "true"), ("/active", "false")])
 def test_a_torch_that_is_there_is_shared_unless_an_active_environment_has_it(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, shared: str
@@ -213,48 +177,13 @@ def test_a_torch_that_is_there_is_shared_unless_an_active_environment_has_it(
     assert f"include-system-site-packages = {shared}" in (tmp_path / "venv/pyvenv.cfg").read_text()
 
 
-@pytest.mark.parametrize(
-    ("there", "setting", "by"),
-    [
-        (True, {"PIP_TIMEOUT": "60"}, "uv"),
-        (True, {"PIP_CONSTRAINT": "constraints.txt"}, "pip"),
-        (True, {"PIP_EXTRA_INDEX_URL": "https://packages.example/simple"}, "pip"),
-        (False, {}, "pip"),
-    ],
-)
 def test_uv_installs_where_it_is_there_and_pip_was_told_nothing(
-    script: ModuleType,
-    tmp_path: Path,
-    unset: pytest.MonkeyPatch,
-    there: bool,
-    setting: dict[str, str],
-    by: str,
+    script: ModuleType, tmp_path: Path, unset: pytest.MonkeyPatch
 ) -> None:
-    uv = tmp_path / "uv"
-    if there:
-        uv.write_text("#!/bin/sh\n")
-        uv.chmod(0o755)
+    (uv := tmp_path / "uv").write_text("#!/bin/sh\n")
+    uv.chmod(0o755)
     unset.setenv("PATH", str(tmp_path))
-    for name, value in setting.items():
-        unset.setenv(name, value)
     words = script.installer(sys.executable)
-    assert words[0] == (str(uv) if by == "uv" else sys.executable)
-    assert "pip" in words and "install" in words
-    assert by == "pip" or words[words.index("--python") + 1] == sys.executable
-    assert ("--compile-bytecode" in words) == (by == "uv")
-
-
-def test_what_is_installed_in_place_is_compiled_where_no_import_may(
-    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    for name in packages:
-        (tmp_path / name / "inner").mkdir(parents=True)
-        (tmp_path / name / "inner" / "module.py").write_text("value = 1\n")
-    monkeypatch.setattr(script, "ROOT", tmp_path)
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
-    script.compile_all(sys.executable)
-    compiled = {path.relative_to(tmp_path).parts[0] for path in tmp_path.rglob("module.*.pyc")}
-    assert compiled == set(packages)
+    assert words[0] == str(uv) and words[words.index("--python") + 1] == sys.executable
+    unset.setenv("PIP_EXTRA_INDEX_URL", "https://packages.example/simple")
+    assert script.installer(sys.executable)[0] == sys.executable

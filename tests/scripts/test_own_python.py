@@ -14,9 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINES = (
     "bash scripts/run_2xa100_production.sh --help",
-    "bash scripts/run_m7c_2xa100_production.sh --help",
     "python scripts/_watchdog.py --help",
-    "python scripts/train_showcase.py --help",
     "python scripts/automation/fwe_smoke.py --help",
 )
 

@@ -75,11 +75,6 @@ def test_what_is_there_is_neither_downloaded_nor_contradicted(index: Path, tmp_p
     assert ask(index, "--have", str(freeze))[0] == {"pydantic-2.9.0"}
 
 
-def test_more_names_than_the_name_of_a_file_can_have_letters(index: Path) -> None:
-    others = " ".join(f"another-package-{number}" for number in range(30))
-    assert "pydantic-2.14.0" in ask(index, "--have", f"{OTHERS} {others}")[0]
-
-
 @pytest.mark.parametrize(
     ("have", "said"),
     [
@@ -100,9 +95,3 @@ def test_too_much_to_carry_is_refused_and_named(index: Path) -> None:
     found, done = ask(index, "--have", OTHERS, check=False)
     assert done.returncode == 2 and not found
     assert "the largest annotated_types-0.9.0-py3-none-any.whl" in done.stderr
-
-
-def test_an_earlier_download_is_replaced(index: Path) -> None:
-    ask(index, "--have", OTHERS)
-    wheel(index, "pydantic", "2.15.0")
-    assert ask(index, "--have", OTHERS)[0] == {"pydantic-2.15.0"}

@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.errors import UsageError
 from runbook.process.reaper import TOKEN_VARIABLE
 from runbook.records import LaunchResult, LaunchStatus
-from runbook.tools.drill import FAULTS, Fault, select
-from runbook.tools.drill.runner import DrillReport, judge_scene, run_drill
+from runbook.tools.drill import FAULTS, DrillReport, Fault, judge_scene, run_drill
 from runbook.tools.drill.scene import Scene, drill_launch
 from tests.factory.files import HEADER, record, training, write_beats
 from tests.tiers import by_tier
@@ -60,7 +58,6 @@ def test_as_promised_is_good(tmp_path: Path) -> None:
     [
         ({"status": LaunchStatus.CRASHED}, "ended as crashed, wanted hung"),
         ({"culprit_rank": 0}, "blamed rank 0, wanted 1"),
-        ({"culprit_rank": None}, "blamed rank None, wanted 1"),
         ({"cause": "something"}, "the cause does not say"),
         ({"evidence": ("run/flight_rank0.json", "run/incident.json")}, "no evidence stackdump"),
     ],
@@ -91,17 +88,19 @@ def test_a_lost_row_and_damage_are_named(tmp_path: Path) -> None:
 def test_an_orphan_is_named(tmp_path: Path) -> None:
     token = "feedfeedfeedfeed"
     orphan = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(60)"],
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
         env={**os.environ, TOKEN_VARIABLE: token},
+        stdout=subprocess.PIPE,
         start_new_session=True,
     )
     try:
+        assert orphan.stdout is not None and orphan.stdout.readline(), "it carries its token"
         seen = scene(tmp_path)
         mine = seen.result.model_copy(update={"run_token": token})
         assert "1 processes were left" in problems(HANG, replace(seen, result=mine))
     finally:
         orphan.kill()
-        orphan.wait()
+        orphan.communicate()
 
 
 def test_a_control_with_a_note_is_a_false_alarm(tmp_path: Path) -> None:
@@ -127,15 +126,6 @@ def test_a_report_without_rows_or_cut_short_is_not_good(tmp_path: Path) -> None:
     summary = DrillReport(rows=(row, row)).summary()
     assert (summary["faults"], summary["kinds"], summary["culprit_right"]) == (2, 1, 2)
     assert summary["max_over_threshold_s"] == pytest.approx(0.4, abs=0.2)
-
-
-def test_names_are_checked_together() -> None:
-    with pytest.raises(UsageError) as error:
-        select("sigkil,frozen,nan,nonsense")
-    assert "did you mean" in str(error.value) and "sigkill" in str(error.value)
-    assert "nonsense" in str(error.value)
-    assert [fault.name for fault in select("nan, frozen,nan")] == ["nan", "frozen"]
-    assert len(select("all")) == len(FAULTS)
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -173,9 +163,3 @@ def test_is_noticed(tmp_path: Path, name: str) -> None:
     assert report.ok == row.ok
     assert report.ok or name != "exit", "the quickest of all is good in every respect"
     assert report.summary()["orphans"] == 0
-
-
-def test_there_are_at_least_24_kinds() -> None:
-    assert len(FAULTS) >= 24
-    assert len({fault.title for fault in FAULTS.values()}) == len(FAULTS)
-    assert set(ARCHETYPES) <= FAULTS.keys()

@@ -40,12 +40,6 @@ def value(record: RunRecord, name: str, /, **labels: str) -> float:
     return found
 
 
-def test_the_verdict_is_one_of_three() -> None:
-    record = samples.no_go()
-    told = {one: value(record, "runbook_verdict", verdict=one.value) for one in Verdict}
-    assert told == {one: float(one is Verdict.NO_GO) for one in Verdict}
-
-
 def test_checks_are_counted_and_each_required_one_is_there() -> None:
     record = samples.no_go()
     assert value(record, "runbook_checks", outcome="PASS", required="true") == 2
@@ -82,30 +76,6 @@ def test_numbers_limits_and_times() -> None:
     names = {name for name, _ in read(running)}
     assert "runbook_duration_seconds" not in names
     assert "runbook_start_timestamp_seconds" in names
-
-
-def test_only_one_metric_carries_the_runs_id() -> None:
-    record = samples.go()
-    carrying = {name for name, labels in read(record) if ("run_id", record.run_id) in labels}
-    assert carrying == {"runbook_run_info"}
-
-
-def test_a_number_of_a_check_says_what_it_is_held_against() -> None:
-    (one,) = [item for item in numbers_of(samples.no_go()) if item.name == "baseline.throughput"]
-    assert (one.value, one.unit, one.n, one.outcome, one.required) == (23, "tok/s", 3, "FAIL", True)
-    assert (one.comparator, one.limit, one.first_step, one.last_step) == (">=", 39, 51, 100)
-    assert one.low == 23 * 0.97
-    assert one.path == "baseline/launch_0/training.csv"
-
-
-def test_texts_and_truths_are_no_numbers_and_nothing_comes_twice() -> None:
-    names = [one.name for one in numbers_of(samples.go())]
-    assert names == ["baseline.throughput", "long_run.no_halt", "long_run/training.csv"]
-    phase = samples.long_run()
-    again = phase.model_copy(update={"measurements": (phase.checks[0].measurement,)})
-    assert [one.name for one in numbers_of(samples.run(Verdict.GO, (again,)))] == [
-        "long_run.no_halt"
-    ]
 
 
 def test_csv_has_each_number_in_full_and_its_run() -> None:

@@ -89,21 +89,6 @@ def test_a_stall_is_found_with_stacks_and_halted(
     assert not watcher.over
 
 
-def test_a_dead_rank_is_told_apart_from_a_good_end(
-    tmp_path: Path, ranks: list[subprocess.Popen[bytes]]
-) -> None:
-    watcher = Watcher(tmp_path, Thresholds())
-    assert watcher.look() == []
-    ranks[1].kill()
-    ranks[1].wait()
-    (anomaly,) = watcher.look()
-    assert (anomaly.kind, anomaly.rank) == ("rank_ended", 1)
-    with (tmp_path / "heartbeat_rank0.jsonl").open("a") as stream:
-        stream.write(json.dumps({"event": "exit", "token": TOKEN, "code": 0, "step": 3}) + "\n")
-    assert watcher.look() == []
-    assert watcher.over
-
-
 def test_stacks_of_live_ranks_only(
     tmp_path: Path, ranks: list[subprocess.Popen[bytes]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,24 +152,6 @@ def test_a_run_without_a_csv_is_not_watched_blindly(
     assert "warning: gates are not watched: no gates.csv" in shown.err
 
 
-def test_what_nobody_writes_is_said_to_be_unwatched(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "heartbeat_rank0.jsonl"
-    path.write_text(beat("step_end", 1) + beat("exit", 1, code=0))
-    assert main(["watch", str(tmp_path), "--interval", "0.1"]) == 0
-    blind = "warning: losses, gradients, rates and memory are not watched: no row in training.csv"
-    assert capsys.readouterr().err.count(blind) == 1
-    path.unlink()
-    (tmp_path / "training.csv").write_text("step,loss,lr,toks_per_s\n1,5.5,0.1,100.125\n")
-    (tmp_path / "gates.csv").write_text("step,entropy,max_gate\n1,0.9,0.4\n")
-    assert main(["watch", str(tmp_path), "--once"]) == 0
-    shown = capsys.readouterr().err
-    first, *rest = shown.splitlines()
-    assert first == "warning: silent and dead ranks and the run's end are not seen: no heartbeats"
-    assert rest == [f"read {tmp_path} once; 0 anomalies, 1 row read"]
-
-
 def beats(folder: Path, rank: int, *events: dict[str, object], ago_s: float = 0.0) -> None:
     """Append heartbeats of a rank that is this process."""
     about = {
@@ -238,44 +205,3 @@ def test_a_run_without_a_csv_is_told_from_its_heartbeats(run_dir: Path) -> None:
     assert checkpoint == words
     assert incidents == "incidents  0"
     assert unseen == "not seen: use of the GPUs (nvidia-smi shows it)"
-
-
-def test_the_end_is_told_with_its_reason_and_without_a_rate(run_dir: Path) -> None:
-    end = {"event": "exit", "step": 250, "code": 13, "reason": "SIGTERM at step 250"}
-    for rank in range(2):
-        beats(run_dir, rank, progress(250, 2.0), end)
-    first, numbers, *ranks = lines(run_dir)[:4]
-    assert first.endswith("ended at step 250/1000, 25 %: SIGTERM at step 250 (code 13)")
-    assert "tok/s" not in numbers and "left" not in first
-    assert all("ended with code 13" in rank for rank in ranks)
-
-
-def test_incidents_are_those_written_down_and_those_seen_now(run_dir: Path) -> None:
-    old = {"kind": "loss_spike", "text": "loss 9 at step 7"}
-    (run_dir / "anomalies.jsonl").write_text(json.dumps(old) + "\n")
-    beats(run_dir, 0, progress(8, "nan"))
-    found = lines(run_dir)
-    assert "incidents  2, last: nonfinite_loss: loss nan at step 8" in found
-    assert "loss nan  gradient norm 0.5" in found[1]
-
-
-def test_what_is_not_known_is_not_invented(tmp_path: Path) -> None:
-    beats(tmp_path, 0, {"event": "boot", "step": 0, "phase": "init"})
-    found = lines(tmp_path)
-    assert found[0] == f"{tmp_path}  step 0"
-    assert found[1] == "no step has been told yet"
-    assert "checkpoint  none yet" in found
-    assert "not seen: how long the run is (no env.json yet)" in found
-
-
-def test_a_finished_run_is_shown_and_left_as_it_is(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    beats(run_dir, 0, progress(1000, 2.0), {"event": "exit", "step": 1000, "code": 0})
-    before = {path.name: path.read_bytes() for path in run_dir.iterdir()}
-    assert main(["watch", str(run_dir), "--once"]) == 0
-    assert f"{run_dir}  ended at step 1000/1000, 100 %" in capsys.readouterr().out
-    assert main(["watch", str(run_dir), "--interval", "0.1"]) == 0
-    shown = capsys.readouterr()
-    assert "ended at step 1000/1000" in shown.err and shown.out == ""
-    assert {path.name: path.read_bytes() for path in run_dir.iterdir()} == before

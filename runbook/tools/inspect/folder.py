@@ -246,14 +246,12 @@ def inspect_heartbeats(
         **{name: getattr(log, name) for name in told},
     )
     faults = [(RemarkCode.OTHER_RUN, text) for text in said.strangers()]
-    if torn:
-        faults.append((RemarkCode.TORN_ROWS, f"{torn} torn or unreadable heartbeat lines"))
-    if log.steps_back:
-        text = f"the step goes back at {log.steps_back} places"
-        faults.append((RemarkCode.STEPS_NOT_INCREASING, text))
-    if log.clocks_back:
-        text = f"the clock goes back at {log.clocks_back} places"
-        faults.append((RemarkCode.CLOCK_BACK, text))
+    counted = (
+        (torn, RemarkCode.TORN_ROWS, "{} torn or unreadable heartbeat lines"),
+        (log.steps_back, RemarkCode.STEPS_NOT_INCREASING, "the step goes back at {} places"),
+        (log.clocks_back, RemarkCode.CLOCK_BACK, "the clock goes back at {} places"),
+    )
+    faults += [(code, text.format(number)) for number, code, text in counted if number]
     if log.exit_code and not (stop and log.exit_code == stop.code):
         faults.append((RemarkCode.FAILED_EXIT, f"the rank ended with exit code {log.exit_code}"))
     faults += [(RemarkCode.UNREADABLE, text) for text in (*said.damage, *log.misshapen[:1])]

@@ -21,8 +21,17 @@ from runbook.records.outcome import Outcome, Verdict
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
 from runbook.stats.decision import Decided, Decision
 from runbook.stats.launches import MOST_SCALING, STALE_BELOW, scaling
-from runbook.tools.replay import Report, Result, Span, Status
-from runbook.tools.replay.rules import FORM, OPTIONAL_PHASES, Breach, Find, rates
+from runbook.tools.replay import (
+    FORM,
+    OPTIONAL_PHASES,
+    Breach,
+    Find,
+    Report,
+    Result,
+    Span,
+    Status,
+    rates,
+)
 
 # A healthy trainer is at this share of the peak or above; below IDLE_MFU the machine idles.
 HEALTHY_MFU = 0.20

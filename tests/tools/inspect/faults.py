@@ -66,11 +66,6 @@ def slow_start(folder: Path) -> None:
         write_beats(folder, rank, beats(rank, 60))
 
 
-def two_tokens(folder: Path) -> None:
-    told = beats(1, 120)
-    write_beats(folder, 1, [*told, {**told[-1], "token": "ffff"}])
-
-
 def silent_rank(folder: Path) -> None:
     told = [one for one in beats(1, 120) if int(str(one["step"])) <= 117]
     write_beats(folder, 1, [one for one in told if one["event"] != "exit"])
@@ -81,7 +76,6 @@ ODD = {"embedded": "x", "data": 5, "moved": "far", "oracle": [1], "missing": 3}
 # Each fault, and the remarks that it alone makes of a healthy run.
 FAULTS: dict[str, tuple[Fault, set[str]]] = {
     "second run": (second_run, {"mixed_runs"}),
-    "second header": (rows(lambda text: text + HEADER + "\n"), {"mixed_runs"}),
     "two writers": (
         steps(row, *range(1, 61), 58, *range(61, 121)),
         {"steps_not_increasing", "missing_steps"},
@@ -113,7 +107,6 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
         lambda folder: edit(folder / "heartbeat_rank0.jsonl", lambda text: text + '{"event":"pro'),
         {"torn_rows"},
     ),
-    "two tokens": (two_tokens, {"other_run"}),
     "token of another run": (
         lambda folder: write_beats(folder, 1, beats(1, 120, token="ffff")),
         {"other_run"},
@@ -125,13 +118,11 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
         every_line(1, lambda one: {"ts": float(str(one["ts"])) - 90}),
         {"silent_rank"},
     ),
-    "empty heartbeats": (file("heartbeat_rank1.jsonl", ""), {"silent_rank", *ALONE}),
     "no heartbeats": (
         lambda folder: (folder / "heartbeat_rank1.jsonl").unlink(),
         {"missing_rank", *ALONE},
     ),
     "wall clock back": (line(0, 62, ts=1000), {"clock_back"}),
-    "monotonic clock back": (line(0, 62, mono=1.0), {"clock_back"}),
     "steps back": (line(0, 62, step=3), {"steps_not_increasing", "unbalanced"}),
     "bad exit": (line(0, -1, code=11), {"failed_exit", *ALONE}),
     "odd fields": (
@@ -139,5 +130,4 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
         {"unreadable", "unbalanced"},
     ),
     "halted": (halted, {"halted"}),
-    "broken env.json": (file("env.json", "{"), {"unreadable", "unbalanced"}),
 }

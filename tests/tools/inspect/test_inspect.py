@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli import main
 from runbook.console import rendered
 from runbook.errors import UsageError
 from runbook.tools.inspect import Inspection, inspection_parts
 from runbook.tools.inspect.folder import inspect_path
 from tests.cli.shell import inside
-from tests.factory.files import HEADER, write_beats, write_rows
-from tests.tools.inspect.faults import ALONE, FAULTS, edit, halted, low_loss, second_run, steps
-from tests.tools.inspect.folders import TOKEN, beats, healthy, legacy_run, row, write_env
+from tests.factory.files import write_rows
+from tests.tools.inspect.faults import ALONE, FAULTS, low_loss, second_run, steps
+from tests.tools.inspect.folders import healthy, legacy_run, row, write_env
 
 
 def codes(inspection: Inspection) -> set[str]:
@@ -55,35 +54,13 @@ def test_the_older_form_with_three_runs_appended(tmp_path: Path) -> None:
     assert naive.value == pytest.approx(sum(rates) / 33)
 
 
-def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
-    """566 tok/s is the mean of 297 and 835; the same tokens over their time give 438."""
-    write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
-    inspection = inspect_path(tmp_path)
-    rows = inspection.directories[0].training
-    (naive,) = [one for one in rows.statistics if one.name == "toks_per_s_last50_rows"]
-    assert naive.value == 566
-    assert "rates flatters: the same rows as tokens over time give 438.2 tok/s" in naive.note
-    # Who wrote the log has averaged nothing.
-    assert codes(inspection) == {"window_too_short", *ALONE}
-
-
 LITTLE: dict[str, tuple[Callable[[Path], object], set[str], int]] = {
     "an older run without a slow start": (
         lambda folder: write_rows(folder, legacy_run(first_rate=850.0)),
         {"window_too_short", *ALONE},
         3,
     ),
-    "an older run with a row per step": (
-        lambda folder: write_rows(folder, legacy_run(every=1)),
-        ALONE,
-        3,
-    ),
     "a short run of ours": (lambda folder: healthy(folder, steps=30), {"window_too_short"}, 3),
-    "a single step, which has no time": (
-        lambda folder: healthy(folder, steps=1),
-        {"window_too_short"},
-        3,
-    ),
     "chance dips below the floor": (
         steps(lambda step: row(step, loss=5.545 - (0.09 if step % 10 == 0 else 0.0))),
         ALONE,
@@ -121,75 +98,6 @@ def test_each_fault_makes_its_own_finding(tmp_path: Path, name: str) -> None:
         assert code in text_of(inspection)
 
 
-def launched(
-    folder: Path, *, stop: str = "", status: str = "completed", kind: str = "trainer", **end: object
-) -> None:
-    """What the harness leaves beside a launch, that was to be stopped after 60 steps or not."""
-    launch: dict[str, object] = {"name": "run", "phase": "long_run", "kind": kind, "argv": []}
-    launch |= {"env": {}, "run_dir": "long_run/run", "nproc": 2, "steps": 120, "timeout_s": 60}
-    launch |= {"stop": {"by": stop, "steps": 60}} if stop else {}
-    result = {"status": status, "stopped": {"step": 60} if stop else None, **end}
-    (folder / "launch.json").write_text(json.dumps({"run_token": TOKEN, "launch": launch}))
-    (folder / "result.json").write_text(json.dumps(result))
-
-
-def stopped_with(folder: Path, code: int) -> None:
-    """Every rank ends with this exit code."""
-    for rank in range(2):
-        file = folder / f"heartbeat_rank{rank}.jsonl"
-        edit(file, lambda text: text.replace('"code": 0', f'"code": {code}'))
-
-
-@pytest.mark.parametrize(("by", "code"), [(".HALT", 10), ("SIGTERM", 13)])
-def test_a_planned_stop_is_told_as_planned(tmp_path: Path, by: str, code: int) -> None:
-    stopped_with(healthy(tmp_path), code)
-    if by == ".HALT":
-        (tmp_path / ".HALT").write_text("stop")
-    launched(tmp_path, stop=by)
-    inspection = inspect_path(tmp_path)
-    assert (codes(inspection), inspection.exit_code) == ({"planned"}, 0)
-    text = f"stopped by {by} after 60 of its steps, exit code {code}"
-    assert [remark.message for remark in inspection.remarks] == [text]
-    assert text_of(inspection).endswith("nothing suspicious")
-    for other in ({"stop": ""}, {"stop": by, "status": "crashed"}):
-        launched(tmp_path, **other)
-        assert "failed_exit" in codes(inspect_path(tmp_path)), other
-    launched(tmp_path, stop="SIGTERM" if by == ".HALT" else ".HALT")
-    assert inspect_path(tmp_path).exit_code == 1
-
-
-def test_a_launch_that_was_to_have_few_steps_has_them_as_planned(tmp_path: Path) -> None:
-    for count in (1, 30):
-        folder = healthy(tmp_path / str(count), steps=count)
-        launched(folder)
-        inspection = inspect_path(folder)
-        assert (codes(inspection), inspection.exit_code) == ({"planned"}, 0), count
-        # A file that is gone was not planned so.
-        (folder / "training.csv").unlink()
-        assert inspect_path(folder).exit_code == 3
-        launched(folder, kind="ceilings")
-        assert inspect_path(folder).exit_code == 0
-
-
-def test_arms_have_their_own_windows(tmp_path: Path) -> None:
-    order = ["25", "50"] * 3
-    rows = [
-        row(1 + 20 * block + step, arm=arm, block=block // 2, dt_s=0.05 if arm == "25" else 0.04)
-        for block, arm in enumerate(order)
-        for step in range(20)
-    ]
-    write_rows(tmp_path, [HEADER, *rows])
-    inspection = inspect_path(tmp_path)
-    facts = inspection.directories[0].training
-    assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
-    assert {one.name: one.value for one in facts.statistics} == {
-        "toks_per_s_last50[25]": pytest.approx(10240),
-        "toks_per_s_effective[25]": pytest.approx(10240),
-        "toks_per_s_last50[50]": pytest.approx(12800),
-        "toks_per_s_effective[50]": pytest.approx(12800),
-    }
-
-
 def test_the_loss_floor_is_env_jsons_and_nobody_is_accused_without_one(tmp_path: Path) -> None:
     low_loss(healthy(tmp_path))
     for rank in range(2):
@@ -211,35 +119,6 @@ def test_directories_below_are_judged_and_links_are_not_followed(tmp_path: Path)
     assert [remark.path for remark in inspection.remarks] == ["b/training.csv"]
 
 
-def test_a_lone_csv_file_is_judged_alone(tmp_path: Path) -> None:
-    halted(healthy(tmp_path))
-    inspection = inspect_path(tmp_path / "training.csv")
-    assert (codes(inspection), inspection.exit_code) == (ALONE, 3)
-
-
-@pytest.mark.filterwarnings("error")
-def test_rates_beyond_a_float_have_no_statistic(tmp_path: Path) -> None:
-    rows = ["step,toks_per_s", *(f"{step},{'9' * 400}" for step in range(60))]
-    write_rows(tmp_path, rows)
-    inspection = inspect_path(tmp_path / "training.csv")
-    assert "non_finite" in codes(inspection)
-    training = inspection.directories[0].training
-    assert training is not None and training.rows == 60 and training.statistics == ()
-
-
-@pytest.mark.parametrize("old", [",", "step,loss"])
-def test_a_header_with_spaces_is_read_and_one_without_a_column_is_no_crash(
-    tmp_path: Path, old: str
-) -> None:
-    healthy(tmp_path)
-    head = HEADER.replace(old, ", " if old == "," else "step,los")
-    edit(tmp_path / "training.csv", lambda text: text.replace(HEADER, head))
-    assert main(["inspect", str(tmp_path)]) == (0 if old == "," else 1)
-    short = ["step, lr", *(f"{step},0.1" for step in range(1, 60))]
-    write_rows(tmp_path, short)
-    assert main(["inspect", str(tmp_path)]) == 1
-
-
 def _digests(folder: Path) -> dict[str, tuple[str, int]]:
     return {
         path.name: (hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns)
@@ -252,24 +131,6 @@ def test_nothing_is_changed(tmp_path: Path) -> None:
     before = (_digests(tmp_path), tmp_path.stat().st_mtime_ns)
     inspect_path(tmp_path)
     assert (_digests(tmp_path), tmp_path.stat().st_mtime_ns) == before
-
-
-def test_a_launch_that_crashed_before_it_wrote_anything_is_told_by_its_end(tmp_path: Path) -> None:
-    folder = tmp_path / "run1"
-    folder.mkdir()
-    launched(folder, status="crashed", culprit_rank=1, cause="KeyError: 'x'", exit_code=7)
-    (remark, *_) = inspect_path(tmp_path).remarks
-    assert (remark.code, remark.path) == ("failed_exit", "run1/result.json")
-    assert remark.message == "crashed, rank 1: KeyError: 'x' (exit code 7)"
-    assert inspect_path(tmp_path).exit_code == 1
-
-
-def test_a_folder_in_which_nothing_is_known_is_named_with_what_it_holds(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-9").mkdir()
-    (tmp_path / "trainer_state.json").write_text("{}")
-    said = text_of(inspect_path(tmp_path))
-    assert "no training.csv" in said and "holds checkpoint-9, trainer_state.json" in said
-    assert str(tmp_path) in said and "nothing suspicious" not in said
 
 
 def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
@@ -289,14 +150,3 @@ def test_the_command_prints_text_or_json_and_exits_by_what_it_found(tmp_path: Pa
     assert document == json.loads(json.dumps(inspect_path(tmp_path).document()))
     assert (document["schema_version"], document["exit_code"]) == (2, 1)
     assert inside("inspect", str(tmp_path / "absent"), cwd=tmp_path).code == 2
-
-
-def test_hostile_names_in_a_heartbeat_do_not_reach_the_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    healthy(tmp_path)
-    lines = beats(0, 120)
-    lines[-1]["event"] = "\x1b[31mx"
-    write_beats(tmp_path, 0, lines)
-    main(["inspect", str(tmp_path)])
-    assert "\x1b" not in capsys.readouterr().out
