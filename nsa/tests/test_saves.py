@@ -28,8 +28,8 @@ from nsa.tests.launched import (
     kept,
     launch,
     rows,
+    trainer,
 )
-from nsa.tests.spoiled import trainer
 from nsa.train import checkpoint
 
 pytestmark = pytest.mark.topic("checkpoints")
