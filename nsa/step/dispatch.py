@@ -131,9 +131,9 @@ class Dispatch:
         """
         ranges: Ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
         compiles = toggles.text(LAYERS) == "layer"
-        by_sdpa = forces_sdpa(toggles) or compiles or kernels == "triton"
         return replace(
-            self._cfg.way, selection_ranges=ranges, force_sdpa=by_sdpa, kernels=kernels
+            self._cfg.way, selection_ranges=ranges, kernels=kernels,
+            force_sdpa=forces_sdpa(toggles) or compiles or kernels == "triton",
         )  # fmt: skip
 
 
