@@ -93,12 +93,8 @@ class NSAAttention(nn.Module):
         """Rotations of positions 0 .. seq_len - 1, kept between calls."""
         kind = torch.complex128 if like.dtype == torch.float64 else torch.complex64
         kept = self._turns
-        if (
-            kept is None
-            or kept.shape[0] < seq_len
-            or kept.device != like.device
-            or kept.dtype != kind
-        ):
+        alike = kept is not None and (kept.device, kept.dtype) == (like.device, kind)
+        if kept is None or not alike or kept.shape[0] < seq_len:
             positions = torch.arange(seq_len, device=like.device)
             kept = rotations(positions, self.cfg.d_k, self.rope_base, like.dtype)
             self._turns = kept

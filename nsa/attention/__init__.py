@@ -102,33 +102,23 @@ def nsa_attention(
     Raises NSAError (a ValueError) that lists every wrong argument.
     """
     x = Branches(
-        q=q,
-        k_cmp=k_cmp,
-        v_cmp=v_cmp,
-        k_sel=k_sel,
-        v_sel=v_sel,
-        k_win=k_win,
-        v_win=v_win,
+        q=q, k_cmp=k_cmp, v_cmp=v_cmp, k_sel=k_sel, v_sel=v_sel, k_win=k_win, v_win=v_win,
         gates=gates,
-    )
+    )  # fmt: skip
     problem = triton_problem(cfg, q.dtype, q.device) if way.kernels == "triton" else None
     errors = [f"kernels='{way.kernels}': {problem}; use 'masked'"] if problem else []
     if cu_seqlens is None:
         raise_problems("nsa_attention", errors)
         return attend(x, cfg, way)[0]
     begins = cu_seqlens.tolist() if isinstance(cu_seqlens, Tensor) else list(cu_seqlens)
-    raise_problems("nsa_attention", errors + _packing_errors(begins, q))
-    return torch.cat([attend(one, cfg, way)[0] for one in _sequences(x, begins, cfg)], dim=1)
-
-
-def _packing_errors(begins: list[int], q: Tensor) -> list[str]:
     told = f"cu_seqlens {begins[:8]}{'...' if len(begins) > 8 else ''}"
     if q.shape[0] != 1:
-        return [f"{told} with B={q.shape[0]}: packed sequences are one row, B=1"]
+        errors.append(f"{told} with B={q.shape[0]}: packed sequences are one row, B=1")
     rising = all(first < then for first, then in pairwise(begins))
-    if len(begins) < 2 or begins[0] != 0 or begins[-1] != q.shape[1] or not rising:
-        return [f"{told}: must ascend from 0 to S={q.shape[1]}, without empty sequences"]
-    return []
+    if (*begins[:1], *begins[-1:]) != (0, q.shape[1]) or not rising:
+        errors.append(f"{told}: must ascend from 0 to S={q.shape[1]}, without empty sequences")
+    raise_problems("nsa_attention", errors)
+    return torch.cat([attend(one, cfg, way)[0] for one in _sequences(x, begins, cfg)], dim=1)
 
 
 def _sequences(x: Branches, begins: list[int], cfg: NSAConfig) -> Iterator[Branches]:
@@ -136,12 +126,9 @@ def _sequences(x: Branches, begins: list[int], cfg: NSAConfig) -> Iterator[Branc
     n_keys = [cfg.n_compressed(end - begin) for begin, end in pairwise(begins)]
     of_keys = begins if cfg.phi == "avg" else [0, *accumulate(n_keys)]
     for rows, keys in zip(pairwise(begins), pairwise(of_keys), strict=True):
-        yield Branches(
-            **{
-                name: tensor[:, slice(*(keys if name.endswith("_cmp") else rows))]
-                for name, tensor in x.named().items()
-            }
-        )
+        part = {"k_cmp": slice(*keys), "v_cmp": slice(*keys)}
+        named = x.named().items()
+        yield Branches(**{name: one[:, part.get(name, slice(*rows))] for name, one in named})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,11 +173,9 @@ def choose_path(cfg: NSAConfig, seq_len: int, *, device: str = "cpu") -> PathCho
         rows = f"queries by chunks of {CHUNK_BYTES >> 20} MiB"
         return PathChoice(value="sdpa", reason=f"device {device}: masked SDPA, {rows}")
     full = cfg.n_sel * cfg.l_sel
+    value, reason = "cpu_block", f"> n_sel*l_sel={full}: later queries attend block by block"
     if seq_len <= full:
-        reason = f"S={seq_len} <= n_sel*l_sel={full}: every query selects all it sees"
-        return PathChoice(value="cpu_dense", reason=reason)
-    reason = f"S={seq_len} > n_sel*l_sel={full}: later queries attend block by block"
-    if one_piece(cfg, seq_len, torch.float32):
-        reason = f"S={seq_len}: one product of all queries and keys, blocks by a mask"
-        return PathChoice(value="cpu_masked", reason=reason)
-    return PathChoice(value="cpu_block", reason=reason)
+        value, reason = "cpu_dense", f"<= n_sel*l_sel={full}: every query selects all it sees"
+    elif one_piece(cfg, seq_len, torch.float32):
+        value, reason = "cpu_masked", "is one product of all queries and keys, blocks by a mask"
+    return PathChoice(value=value, reason=f"S={seq_len} {reason}")

@@ -113,16 +113,12 @@ def sequential(x: Branches, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Te
     outputs, picked = [], []
     for t in range(x.q.shape[1]):
         near = slice(max(0, t + 1 - cfg.w), t + 1)
+        at, past = slice(t, t + 1), slice(0, t + 1)
         now = Branches(
-            q=wide.q[:, t : t + 1],
-            k_cmp=k_cmp,
-            v_cmp=v_cmp,
-            k_sel=wide.k_sel[:, : t + 1],
-            v_sel=wide.v_sel[:, : t + 1],
-            k_win=wide.k_win[:, near],
-            v_win=wide.v_win[:, near],
-            gates=wide.gates[:, t : t + 1],
-        )
+            q=wide.q[:, at], k_cmp=k_cmp, v_cmp=v_cmp, k_sel=wide.k_sel[:, past],
+            v_sel=wide.v_sel[:, past], k_win=wide.k_win[:, near], v_win=wide.v_win[:, near],
+            gates=wide.gates[:, at],
+        )  # fmt: skip
         out, blocks = attend_token(now, t, cfg, version)
         outputs.append(out)
         picked.append(blocks)

@@ -2,6 +2,6 @@
 
 `engine` makes it, with `ddp` and `optimizer`; `clock` says how long it took, and `sync` lets the
 ranks agree on how it went. `dispatch` says which kernels run the layers, `compiled` and
-`cuda_graphs` make other ones of them, and `kernel_check` holds those against our own. Nothing here
+`cuda_graphs` make other ones of them and hold those against our own. Nothing here
 knows who asks for the step, or who watches it.
 """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa.attention import PathChoice, choose_selected
-from nsa.config import Kernels, ModelConfig, Way
+from nsa.config import Kernels, ModelConfig, Ranges, Way
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
 from nsa.launch.arms import triton_asked, why_not_compiled
 from nsa.launch.plan import AUDITED, LaunchPlan
@@ -71,15 +71,12 @@ class Dispatch:
         asked, device = toggles.text(LAYERS), self._device.type
         if asked != AUTO:
             return PathChoice(value=asked, reason="asked for by name")
-        if device == "cpu":
-            problem: str | None = "a CPU compiles only where that is asked for by name"
-        else:
-            problem = self.barred.get(self._key(LAYERS, toggles)) or why_not_compiled(
-                toggles, device
-            )
-        if problem:
-            return PathChoice(value="off", reason=problem)
-        return PathChoice(value="layer", reason="agrees with our own modules")
+        problem: str | None = "a CPU compiles only where that is asked for by name"
+        if device != "cpu":
+            barred = self.barred.get(self._key(LAYERS, toggles))
+            problem = barred or why_not_compiled(toggles, device)
+        reason = problem or "agrees with our own modules"
+        return PathChoice(value="off" if problem else "layer", reason=reason)
 
     def replay(self, toggles: ToggleSet) -> PathChoice:
         """Whether layers are replayed ("1") or launched by the host ("0"), and why."""
@@ -92,9 +89,8 @@ class Dispatch:
             problem = "the plain loops of NSA_SEL_RANGES_V2=0 need the host"
         else:
             problem = self.barred.get(self._key(REPLAY, toggles))
-        if problem:
-            return PathChoice(value="0", reason=problem)
-        return PathChoice(value="1", reason="agrees with the host")
+        reason = problem or "agrees with the host"
+        return PathChoice(value="0" if problem else "1", reason=reason)
 
     def bar(self, name: str, toggles: ToggleSet, why: str) -> None:
         """What one of `LAYERS` and `REPLAY` would choose is not to be used with these toggles."""
@@ -133,14 +129,12 @@ class Dispatch:
         What restricts SDPA's kernels is about SDPA, on any device, and so are compiled layers:
         what is held against them goes the same way.
         """
+        ranges: Ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
         compiles = toggles.text(LAYERS) == "layer"
-
         return replace(
-            self._cfg.way,
-            selection_ranges="v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1",
+            self._cfg.way, selection_ranges=ranges, kernels=kernels,
             force_sdpa=forces_sdpa(toggles) or compiles or kernels == "triton",
-            kernels=kernels,
-        )
+        )  # fmt: skip
 
 
 def allow_kernels(toggles: ToggleSet) -> None:

@@ -23,7 +23,6 @@ from nsa.step import compiled
 from nsa.step import cuda_graphs as replay
 from nsa.step.ddp import Wrapped
 from nsa.step.dispatch import LAYERS, REPLAY, Dispatch, allow_kernels
-from nsa.step.kernel_check import compare
 from nsa.step.optimizer import is_fused, learning_rate, new_optimizer, switched
 from nsa.toggles import AUTO, ToggleSet
 
@@ -145,7 +144,7 @@ class Engine:
         return f"does not agree with our own modules on this device ({wide})" if wide else None
 
     def _compare(self) -> list[Gap]:
-        return compare(
+        return compiled.compare(
             self.model,
             self._mean_loss,
             tokens=self.plan.micro_batch,

@@ -1,7 +1,8 @@
 """Documents that are written to files here, and what a rank has to read of them, by definition.
 
 The definition is docs/trainer-contract.md, "Data": tokens are bytes, 0 stands between two
-documents. Parquet is among the files where this machine has the package.
+documents. Parquet is among the files where this machine has the package. `opened` reads them; a
+module of tests takes the fixtures by name.
 """
 
 from __future__ import annotations
@@ -9,10 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from nsa.data.packing import open_source
+from nsa.data.source import Source
+from nsa.settings import DataSection, Share
+from nsa.tests.built import as_typed
 
 # A batch has more rows than two, and a number of its own.
 SEQ_LEN, ROWS = 16, 5
@@ -161,3 +173,55 @@ class Stream:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.read = state["read"]
+
+
+HELD_OUT_BATCHES, RANKS, LONG = 3, (1, 2, 3), 4096
+SHARES = [(rank, ranks) for ranks in RANKS for rank in range(ranks)]
+# Places of rank 1 of two are a multiple of the ranks, those of rank 0 are not.
+READERS = [("local", 0, 2), ("local", 1, 2), ("fineweb_edu", 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of each form, in folders one in another."""
+    folder = tmp_path_factory.mktemp("documents")
+    write_all(folder)
+    return folder
+
+
+@pytest.fixture
+def streamed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The client's stream is one of these, which the client shares out; and what it was asked."""
+    client, distributed = ModuleType("datasets"), ModuleType("datasets.distributed")
+    asked: list[tuple[Any, ...]] = []
+
+    def load(path: str, *, name: str, split: str, streaming: bool, **_: Any) -> Stream:
+        asked.append((path, name, split, streaming))
+        return Stream(texts())
+
+    vars(client)["load_dataset"] = load
+    vars(distributed)["split_dataset_by_node"] = Stream.shared
+    for module in (client, distributed):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return asked
+
+
+@contextmanager
+def opened(
+    corpus: Path, rank: int, ranks: int, seq_len: int = SEQ_LEN, dataset: str = "local"
+) -> Iterator[Source]:
+    """A rank's reader of these documents, closed at the end."""
+    source = open_source(
+        DataSection(dataset=dataset, local_path=str(corpus), text_field=FIELD, tokenizer="byte"),
+        Share(seq_len=seq_len, batch_size=ROWS, rank=rank, world_size=ranks),
+    )
+    try:
+        yield source
+    finally:
+        source.close()
+
+
+def trained_on(corpus: Path, *settings: str) -> list[str]:
+    """The words of a launch that trains on these documents."""
+    where = (f"data.local_path={corpus}", f"data.text_field={FIELD}", *settings)
+    return ["--dataset", "local", *as_typed(where)]

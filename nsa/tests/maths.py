@@ -1,9 +1,13 @@
-"""The shape, the device and the numbers on which attention is tested by itself."""
+"""The shape, the device and the numbers on which attention is tested by itself, and its pieces."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
+
+from nsa.attention import branches
+from nsa.attention.cpu import blocks, dense
 
 Inputs = dict[str, Tensor]
 SMALL = {
@@ -49,3 +53,20 @@ def random_inputs(
         inputs[f"v_{branch}"] = normal(batch, seq_len, groups, shape["d_v"])
     inputs["gates"] = normal(batch, seq_len, heads, 3).sigmoid()
     return {name: value.requires_grad_() for name, value in inputs.items()}
+
+
+# Queries of a block; bytes of partial results, of scores, and of a chunk's rows. Partial results of
+# float32 go over two blocks at once, so that queries behind a block are among its pieces.
+_SIZES = {
+    (blocks, "SPLIT"): 3,
+    (dense, "PARTIAL_BYTES"): 1 << 13,
+    (dense, "PIECE_BYTES"): 1 << 10,
+    (branches, "CHUNK_BYTES"): 1 << 11,
+}
+
+
+def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until the test ends, whatever cuts work into pieces makes them small."""
+    for (module, name), size in _SIZES.items():
+        assert getattr(module, name) > size
+        monkeypatch.setattr(module, name, size)

@@ -18,28 +18,31 @@ from nsa.data.packing import PackedSource, is_validation, open_source
 from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource, Source
 from nsa.launch.ranks import Ranks
 from nsa.settings import DataSection, Share
-from nsa.tests import reading
+from nsa.tests import corpus as documents
 from nsa.tests.corpus import (
     DOCUMENTS,
     FIELD,
     FILES,
+    LONG,
     ROWS,
     SEQ_LEN,
+    SHARES,
     Stream,
     batches_of,
     documents_of,
     epoch_batches,
     is_held_out,
+    opened,
     signs_of,
     texts,
+    trained_on,
     write,
 )
 from nsa.tests.launched import launch
-from nsa.tests.reading import LONG, SHARES, opened, trained_on
 from nsa.tests.test_tokens import TOKENIZERS
 from nsa.train.session import _Session
 
-corpus, streamed = reading.corpus, reading.streamed
+corpus, streamed = documents.corpus, documents.streamed
 
 # A file of more rows than pyarrow reads at once, and row groups that do not divide that either.
 MANY, MANY_ROW_GROUP = 70_001, 30_000

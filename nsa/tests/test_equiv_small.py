@@ -15,7 +15,7 @@ import torch
 import nsa
 from nsa.attention import attend
 from nsa.config import Way
-from nsa.tests import maths, pieces
+from nsa.tests import maths
 from nsa.witness.equations import Agreement, Bound, measure
 
 # float64 pins the algorithm; float32 pins the path that training runs.
@@ -53,7 +53,7 @@ def test_work_in_small_pieces_equals_the_equations(
     monkeypatch: pytest.MonkeyPatch, seq_len: int, dtype: torch.dtype
 ) -> None:
     """Pieces are cut by sizes that only long sequences reach; here they are a few tokens."""
-    pieces.cut_small(monkeypatch)
+    maths.cut_small(monkeypatch)
     assert held(seq_len, dtype, BATCHED).problems == []
 
 
@@ -64,7 +64,7 @@ def test_masks_in_small_pieces_equal_the_equations(
     """By kernels that keep a mask for the backward pass, where each piece's is made again. They
     ask for keys and values of one width.
     """
-    pieces.cut_small(monkeypatch)
+    maths.cut_small(monkeypatch)
     way = replace(BATCHED, force_sdpa=True)
     assert held(61, dtype, way, d_v=maths.SMALL["d_k"]).problems == []
 

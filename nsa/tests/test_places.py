@@ -22,19 +22,24 @@ from nsa.data.packing import PackedSource
 from nsa.data.source import DEPTH, Batch, DataError, PrefetchSource
 from nsa.data.text import digests
 from nsa.step.engine import Engine, StepOutcome
-from nsa.tests import reading
+from nsa.tests import corpus as documents
 from nsa.tests.corpus import (
+    HELD_OUT_BATCHES,
+    LONG,
+    READERS,
     ROWS,
+    SHARES,
     batches_of,
     documents_of,
     epoch_batches,
     is_held_out,
+    opened,
+    trained_on,
     write,
 )
 from nsa.tests.launched import MICRO_BATCHES, MIDDLE, SAVED, STEPS, launch
-from nsa.tests.reading import HELD_OUT_BATCHES, LONG, READERS, SHARES, opened, trained_on
 
-corpus, streamed = reading.corpus, reading.streamed
+corpus, streamed = documents.corpus, documents.streamed
 
 
 # The reader looks every half second whether it is to end.

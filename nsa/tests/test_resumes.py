@@ -38,6 +38,7 @@ from nsa.tests.launched import (
     LAST,
     MIDDLE,
     SAVED,
+    SCALED,
     STEPS,
     copied,
     facts_of,
@@ -45,10 +46,10 @@ from nsa.tests.launched import (
     launch,
     rows,
     tell,
+    trainer,
     wait_for_step,
 )
 from nsa.tests.maths import device
-from nsa.tests.spoiled import SCALED, trainer
 from nsa.train import checkpoint, restore
 from nsa.train.loop import Loop
 from nsa.train.session import train

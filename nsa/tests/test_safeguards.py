@@ -32,13 +32,17 @@ from nsa.step.engine import StepOutcome
 from nsa.step.sync import Posted, post
 from nsa.tests.built import flat, mean_gradient
 from nsa.tests.launched import (
+    SPOILED,
+    SPOILS,
     STEPS,
     SUCCESS,
     kept,
     rows,
+    spoil_first_micro_batch,
+    spoil_gradient,
+    trainer,
 )
 from nsa.tests.maths import device
-from nsa.tests.spoiled import SPOILED, SPOILS, spoil_first_micro_batch, spoil_gradient, trainer
 from nsa.train import checkpoint
 
 HALTED, NONFINITE, PREEMPTED = 10, 11, 13

@@ -15,7 +15,7 @@ import torch
 
 from nsa.attention.selection import full_float32
 from nsa.data.source import Batch
-from nsa.tests import built, pieces
+from nsa.tests import built, maths
 from nsa.tests.truth import SLOPES, Truth
 from nsa.witness import oracle
 
@@ -99,7 +99,7 @@ def test_chunks_of_queries_change_nothing(
     monkeypatch: pytest.MonkeyPatch, case: str, way: str, folder: Path
 ) -> None:
     """Queries are cut where their masks are too many bytes, which no short sequence reaches."""
-    pieces.cut_small(monkeypatch)
+    maths.cut_small(monkeypatch)
     engine, expected = built.build(case, way, folder), truth(case, LONG, folder)
     off = distance(built.forward(engine, expected.tokens), expected.output.logits)
     assert off <= LOGITS, f"{way}: logits are off by {off:.1e}"

@@ -148,7 +148,7 @@ def test_the_choice_is_said_with_its_reason() -> None:
     assert str(choose_path(cfg, 1024)).startswith("cpu_dense (S=1024 <= n_sel*l_sel=1024")
     assert choose_path(cfg, 1025).value == "cpu_block"
     few = choose_path(nsa.NSAConfig(n_heads=4, n_kv_groups=2, l_sel=16, l=16, d=8, n_sel=4), 128)
-    assert few.value == "cpu_masked" and "S=128: one product of all queries" in few.reason
+    assert few.value == "cpu_masked" and "S=128 is one product of all queries" in few.reason
     on_cuda = choose_path(cfg, 4096, device="cuda")
     assert on_cuda.value == "sdpa" and "queries by chunks of 256 MiB" in on_cuda.reason
 
@@ -180,6 +180,8 @@ def test_keys_touched_by_counting() -> None:
         total += sum(1 for token in range(t + 1) if token // 4 in blocks)
         total += min(5, t + 1)
     assert keys_touched(cfg, 30) == pytest.approx(total / 30)
+    with pytest.raises(ValueError, match="seq_len=0: must be at least 1"):
+        keys_touched(cfg, 0)
 
 
 @pytest.mark.parametrize(

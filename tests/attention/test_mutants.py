@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -12,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.attention.defects import FOLDER, defects
-from tests.attention.triton_process import found, interpreted, needs_triton
 from tests.tiers import by_tier, is_sampled
 
 ROOT = Path(__file__).resolve().parents[2]
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="the package triton is not installed"
+)
 # Who has to notice a defect of this kind, the quickest first. Of the model those tests that run on
 # the target machine have to do it by themselves.
 ON_TARGET = ("nsa/tests/test_beginning.py", "nsa/tests/test_whole_model.py")
@@ -81,10 +84,21 @@ MORE = ("selected_by_block", "tuned", "three terms", "space", "ties", "lists",
         "trainer", "far", "far by block", "compressed far")  # fmt: skip
 
 
+def interpreted(name: str) -> subprocess.CompletedProcess[str]:
+    """This proof, or defect, of `in_interpreter`."""
+    return subprocess.run(
+        [sys.executable, "-m", "tests.attention.in_interpreter", name], cwd=ROOT,
+        capture_output=True, text=True, timeout=500,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
 @needs_triton
 @pytest.mark.parametrize("proof", by_tier((*FEW, *MORE), FEW.__contains__))
 def test_kernels_do_what_they_have_to(proof: str) -> None:
-    assert found(proof) == {proof: []}
+    ran = interpreted(proof)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {proof: []}
 
 
 # Seen as a race, too: in the interpreter the last writer wins, and numbers alone may be right.

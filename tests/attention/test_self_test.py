@@ -16,6 +16,7 @@ import nsa
 from nsa.attention import attend, sdpa, selection
 from nsa.attention.branches import Branches
 from nsa.config import Way
+from nsa.contract import NSAError
 from nsa.witness import oracle
 from nsa.witness.equations import Agreement, measure
 
@@ -163,3 +164,10 @@ def test_a_selection_is_judged(
     )  # fmt: skip
     found = oracle.judge_selection(TINY, scored, np.array(blocks)[None, None, None])
     assert (found.illegal, found.differing, found.shortfall) == (illegal, differing, shortfall)
+
+
+def test_narrow_weights_are_refused() -> None:
+    """The answer would only look like float64."""
+    narrow = {"in_proj.weight": np.zeros((1, 8), dtype=np.float32)}
+    with pytest.raises(NSAError, match=r"in_proj\.weight: float32, must be float64"):
+        oracle.attention(TINY, narrow, np.zeros((1, 5, 8)))

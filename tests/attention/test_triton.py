@@ -22,8 +22,8 @@ from nsa.attention.triton.tiles import (
 )
 from nsa.config import Way
 from nsa.contract import NSAError
+from tests.attention.test_mutants import ROOT, needs_triton
 from tests.attention.test_proofs import inputs
-from tests.attention.triton_process import ROOT, needs_triton
 
 CFG = nsa.NSAConfig()
 # What torch 2.11 to 2.13 bring. 3.9.0 spills more (benchmarks/results/triton.md).

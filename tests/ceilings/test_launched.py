@@ -63,15 +63,6 @@ def test_one_process_has_no_link_to_measure(tmp_path: Path) -> None:
     assert product.device_type == "cpu" and product.unit == "TFLOP/s"
 
 
-@pytest.mark.skipif(CUDA, reason="this machine has a CUDA device")
-@pytest.mark.slow
-def test_a_missing_device_is_refused_in_words(tmp_path: Path) -> None:
-    words = tuple("cuda" if word == "cpu" else word for word in planned().argv)
-    _, result = run(tmp_path, planned().model_copy(update={"argv": words}))
-    assert result.status is LaunchStatus.CONFIG_ERROR
-    assert "--device=cuda: rank " in result.cause and "but 0 are visible" in result.cause
-
-
 @pytest.mark.e2e
 @pytest.mark.executes("-m nsa.ceilings")
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from nsa.launch import arms
 from nsa.launch.arms import why_not
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import FLOAT32_SUMS, Gap
-from nsa.step.kernel_check import compare
+from nsa.step.compiled import compare
 from nsa.toggles import parse_toggles
 from tests.step.small import model_of, tokens_of
 
