@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nsa.contract import NSAError
-from nsa.launch import arms as kernels
+from nsa.launch import asked as kernels
 from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
 from runbook.config.machines import machines

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,24 +10,16 @@ import pytest
 import torch
 from torch.autograd import DeviceType
 
-from nsa.contract import TRACE_FILE
-from nsa.witness.effect_watch import KernelAudit
 from nsa.witness.profiling import (
     DEVICE_RANGE,
     HOST,
     WORK,
     Recorded,
     StepProfiler,
-    covered,
     recorded,
     summarize,
     torch_profiler,
 )
-
-
-def test_covered_is_the_length_of_the_union() -> None:
-    assert covered([(0, 2), (1, 3), (5, 6), (5.5, 5.7)]) == 4
-    assert covered([]) == 0
 
 
 def event(begin: float, end: float, name: str, kind: str = HOST) -> Recorded:
@@ -114,25 +105,6 @@ def test_the_kind_of_an_event(device: DeviceType, annotation: bool, kind: str) -
     own = SimpleNamespace(**{name: partial(lambda it: it, value) for name, value in said.items()})
     (found,) = recorded(SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [own])))
     assert (found.kind, found.begin_us, found.end_us) == (kind, 1.0, 3.0)
-
-
-def test_a_profile_without_cycles_is_not_warned_of_cycles(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch 2.11 warns at every start of `torch.profiler.profile`, with cycles or without."""
-
-    def warns(self: object) -> None:
-        warnings.warn("Profiler clears events at the end of each cycle", stacklevel=2)
-
-    monkeypatch.setattr(torch.profiler.profile, "prepare_trace", warns)
-    profiler, audit = StepProfiler(tmp_path, 1, "cpu"), KernelAudit("cpu")
-    while not profiler.complete:
-        profiler.before_step()
-        torch.ones(2).add(1)
-        profiler.after_step()
-    with audit.watch(), torch.profiler.record_function("nsa.win"):
-        torch.ones(2).softmax(0)
-    assert (tmp_path / TRACE_FILE).is_file() and audit.kernels()["win"] == "explicit_softmax"
 
 
 def test_the_end_of_the_profiled_steps_is_announced(tmp_path: Path) -> None:

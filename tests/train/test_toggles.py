@@ -27,26 +27,6 @@ def test_watchdog_defaults() -> None:
     }
 
 
-def test_everything_wrong_is_in_one_message() -> None:
-    with pytest.raises(NSAError) as caught:
-        parse_toggles(
-            {
-                "NSA_DDP_BUCKET": "25",
-                "NSA_OPT_FUSED": "maybe",
-                "NSA_DDP_COMPRESS": "int8",
-                "NSA_ACCUM": "0",
-                "NSA_LR": "nan",
-            }
-        )
-    text = str(caught.value)
-    assert "5 problem(s)" in text
-    assert "NSA_DDP_BUCKET: no such toggle; did you mean NSA_DDP_BUCKET_MB?" in text
-    assert "NSA_OPT_FUSED='maybe': allowed is 0 or 1" in text
-    assert "NSA_DDP_COMPRESS='int8': allowed is off, bf16, fp16" in text
-    assert "NSA_ACCUM='0': allowed is a whole number >= 1" in text
-    assert "NSA_LR='nan'" in text
-
-
 def test_origin_bad_values_are_not_swallowed() -> None:
     """The origin read an unreadable number as the default."""
     for name, row in TOGGLES.items():
