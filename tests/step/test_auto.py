@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.launch import asked
 from nsa.model import mean_loss, whole
 from nsa.step import compiled
 from nsa.step.compiled import COMPILED_NODE, Graphs, Refused
@@ -157,7 +156,7 @@ def test_what_cannot_be_recorded_is_not_tried(
 def test_no_compiler_is_no_refusal(
     started: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("nsa.launch.asked.importlib.util.find_spec", lambda _: None)
     engine = started(AUTO, layer=_breaks)
     assert engine.model.compiled is None and engine.model.recording is not None
     told = engine.dispatch.layers(parse_toggles({**SLOW, **AUTO})).reason

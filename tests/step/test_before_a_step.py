@@ -109,8 +109,8 @@ BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
 def test_what_is_missing_is_said_before_it_is_needed(
     asked: dict[str, str], device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asked.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(asked.shutil, "which", lambda _: None)
+    monkeypatch.setattr("nsa.launch.asked.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("nsa.launch.asked.shutil.which", lambda _: None)
     found = why_not(parse_toggles(asked), device)
     assert (found is None) == (words is None)
     assert words is None or (found is not None and words in found)
