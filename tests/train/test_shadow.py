@@ -114,7 +114,7 @@ def test_what_changes_while_all_has_to_rest_is_counted(what: str, later: bool) -
     made.update(1)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
     with torch.no_grad():
-        with shadow.unchanged():
+        with shadow.rest.unchanged():
             _ = later or change(made)
         _ = later and change(made)
     shadow.watch(1)

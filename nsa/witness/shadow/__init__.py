@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -37,21 +37,13 @@ class Shadow:
         profiled = engine.plan.flags.profile_steps > 0
         self.recomputed = frozenset(recomputed_steps(token, first, last, profiled=profiled))
         self._sample = Sample(engine, self._seed)
-        self._rest = Rest(engine, self._sample, self._seed)
+        self.rest = Rest(engine, self._sample, self._seed)
         # By the step.
         self._again: dict[int, recompute.Recomputed] = {}
         self._off: dict[int, dict[str, float]] = {}
         self._begun: dict[int, Begun] = {}
         self._seen: dict[int, Seen] = {}
         self._rate = 0.0
-
-    def unchanged(self) -> AbstractContextManager[None]:
-        """Around what has to leave weights, moments, gradients and mode: see `Rest.unchanged`."""
-        return self._rest.unchanged()
-
-    def evaluating(self) -> None:
-        """A held-out batch is in the model, which has to hold what the last update left."""
-        self._rest.evaluating()
 
     def recompute(self, step: int, batches: Sequence[Batch], *, from_host: int = 0) -> None:
         """What the step that is about to begin has to make of these micro-batches. A collective.
@@ -82,10 +74,10 @@ class Shadow:
         gradient before it is clipped, if the step is a drawn one.
         """
         drawn = step in self._watched
-        self._rest.begins(drawn=drawn)
+        self.rest.begins(drawn=drawn)
 
         def before_clipping() -> None:
-            self._rest.before_update()
+            self.rest.before_update()
             if drawn:
                 self._begun[step] = self._sample.begun()
 
@@ -94,7 +86,7 @@ class Shadow:
     def updated(self, step: int, norm: Tensor) -> None:
         """The step's update is over; `norm`: of its gradients, as the trainer tells it."""
         every = self._engine.plan.config.train.eval_every
-        self._rest.updated(evaluates=bool(every) and step % every == 0)
+        self.rest.updated(evaluates=bool(every) and step % every == 0)
         # Numbers of the host: those of every step.
         rates = [float(group["lr"]) for group in self._engine.optimizer.param_groups]
         due = self._engine.rate(step)
@@ -114,7 +106,7 @@ class Shadow:
         """
         gaps, jumps = Updates(self._engine, self._sample).gaps(self._seen)
         told = plain_floats({**gaps, "rate": self._rate})
-        rest = {"jumps": jumps + self._rest.jumps(), "left": self._rest.left()}
+        rest = {"jumps": jumps + self.rest.jumps(), "left": self.rest.left()}
         return {"steps": list(self._seen), **told, **rest}
 
     def parted(self) -> str:
