@@ -45,17 +45,6 @@ def test_a_checkpoint_is_whole_and_listed(everything: Launch) -> None:
         assert all(0 < b["held_up_s"] <= b["seconds"] for b in beats)
 
 
-@launched
-def test_ranks_share_the_writing_and_each_keeps_its_own_state(everything: Launch) -> None:
-    folder = everything.run_dir / "checkpoints" / "step_12"
-    sizes = [(folder / shard_file(rank)).stat().st_size for rank in range(2)]
-    assert max(sizes) < 1.2 * min(sizes)
-    saved = restore.read(folder)
-    assert {name for name in saved if name.startswith("rank")} == {
-        f"rank{rank}.{what}" for rank in range(2) for what in ("rng", "position")
-    }
-
-
 def _gradients(launch: Launch) -> list[torch.Tensor]:
     """After one AdamW step from zero the first moment is (1 - beta1) times the gradient."""
     saved = restore.read(launch.run_dir / "checkpoints" / "step_1")
