@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from benchmarks.rehearsal.hardware import Card
 from benchmarks.rehearsal.trainer.job import Job, bucket_mib, wire
-from nsa.launch.arms import Block
+from nsa.launch.asked import Block
 
 # -- assumptions -----------------------------------------------------------------------------------
 # Share of the data sheet's dense bf16 peak that products of this size reach.

@@ -9,8 +9,7 @@ import textwrap
 from collections.abc import Sequence
 
 from nsa.contract import did_you_mean
-from nsa.inject import EVERY_RANK, Injector
-from nsa.inject.kinds import KINDS
+from nsa.inject import EVERY_RANK, KINDS, Injector
 from nsa.launch.process import leave
 from nsa.torch_env import for_good
 

@@ -11,8 +11,16 @@ from nsa import torch_env
 from nsa.config import ModelConfig, Way
 from nsa.config import Path as AttentionPath
 from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE, NSAError
-from nsa.launch.arms import ArmFile, Block, load_blocks, triton_asked, why_no_triton, why_not
-from nsa.launch.cli import Flags, parse_flags
+from nsa.launch.asked import (
+    ArmFile,
+    Block,
+    Flags,
+    load_blocks,
+    parse_flags,
+    triton_asked,
+    why_no_triton,
+    why_not,
+)
 from nsa.settings import (
     CONFIG_TOGGLES,
     VOCAB_SIZES,

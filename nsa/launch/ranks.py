@@ -226,8 +226,6 @@ def _recorders() -> list[Callable[[], bytes]]:
     """
     import torch._C._distributed_c10d as c10d
 
-    if not dist.is_available():
-        return []
     names = ["_dump_fr_trace_json"]
     if torch.cuda.is_available():
         names.insert(0, "_dump_nccl_trace_json")

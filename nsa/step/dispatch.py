@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from nsa.attention import PathChoice, choose_selected
 from nsa.config import Kernels, ModelConfig, Ranges, Way
 from nsa.contract import OUT_OF_MEMORY_PREFIX, NSAError
-from nsa.launch.arms import triton_asked, why_not_compiled
+from nsa.launch.asked import triton_asked, why_not_compiled
 from nsa.launch.plan import AUDITED, LaunchPlan
 from nsa.step.compiled import Refused
 from nsa.toggles import AUTO, NEEDS_CUDA, ToggleSet

@@ -16,7 +16,7 @@ from nsa.contract import (
     Phase,
 )
 from nsa.data.source import Batch, Source
-from nsa.launch.arms import Block
+from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, say
 from nsa.launch.process import Termination
 from nsa.launch.ranks import in_force

@@ -13,7 +13,7 @@ from typing import Any
 
 from nsa import contract
 from nsa.contract import HALT_FILE, Event, ExitCode
-from nsa.launch.arms import Block
+from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, LineFile, say
 from nsa.launch.process import GRACE_S, Termination
 from nsa.layer import gate_stats

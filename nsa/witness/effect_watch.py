@@ -22,7 +22,7 @@ from nsa.contract import (
     proof_text,
 )
 from nsa.data.source import Batch
-from nsa.launch.arms import Block
+from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, say, write_json
 from nsa.launch.plan import AUDITED
 from nsa.step.compiled import backward_nodes

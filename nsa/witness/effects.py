@@ -20,6 +20,7 @@ from nsa.attention.tracing import RangeCounts
 from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, INSTEAD, SELECTION_RANGES, TIMEOUT_TOLERANCE_S
+from nsa.launch.envfile import sdpa_kernels
 from nsa.launch.output import MIB
 from nsa.settings import CONFIG_TOGGLES
 from nsa.step.compiled import (
@@ -239,11 +240,7 @@ def _checkpointing(seen: Seen) -> Evidence:
 
 def _sdpa(toggle: str) -> Callable[[Seen], Evidence]:
     def rule(seen: Seen) -> Evidence:
-        backends = {
-            "flash": torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
-            "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),  # type: ignore[no-untyped-call]
-            "math": torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
-        }
+        backends = sdpa_kernels()
         if seen.kernels is None:
             return None, {"allowed": backends, "kernels": "seen on rank 0 only"}
         ran = {k for kernel in seen.kernels.values() for k in kernel.split("+")}

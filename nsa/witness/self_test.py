@@ -17,7 +17,7 @@ import torch
 from nsa.attention import attend, choose_path
 from nsa.config import Kernels
 from nsa.contract import ELSEWHERE
-from nsa.launch.arms import triton_asked
+from nsa.launch.asked import triton_asked
 from nsa.launch.output import say
 from nsa.settings import refusal
 from nsa.step.compiled import Refused

@@ -18,7 +18,7 @@ from torch import Tensor
 from nsa.contract import Event, Phase
 from nsa.contract.digests import step_weight
 from nsa.data.source import Batch
-from nsa.launch.arms import Block
+from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat
 from nsa.step.compiled import Compiling
 from nsa.step.engine import Engine
@@ -77,11 +77,11 @@ class Witness:
 
     def unchanged(self) -> AbstractContextManager[None]:
         """Around what has to leave weights, moments, gradients and the model's mode as they are."""
-        return self._shadow.unchanged()
+        return self._shadow.rest.unchanged()
 
     def held_out(self, batches: Iterable[Tensor]) -> Iterator[Tensor]:
         """These batches on their way through an evaluation: counted, and the weights looked at."""
-        return self.meter.passing(batches, self._shadow.evaluating)
+        return self.meter.passing(batches, self._shadow.rest.evaluating)
 
     # -- a step --------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from nsa.contract import NSAError
-from nsa.launch import arms as kernels
+from nsa.launch import asked as kernels
 from nsa.launch.plan import plan_launch
 from nsa.toggles import NEEDS_CUDA, TOGGLES
 from runbook.config.load import load_profile

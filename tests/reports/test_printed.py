@@ -23,7 +23,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from benchmarks.examples.__main__ import EXAMPLES
-from nsa.launch.cli import parse_flags
+from nsa.launch.asked import parse_flags
 from runbook.cli import COMMANDS, SHORT_FORMS
 from runbook.cli._parser import parse_all
 from runbook.engine.derive import render

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.tracing import OperatorCount, count_ranges
-from nsa.launch import arms
-from nsa.launch.arms import why_not
+from nsa.launch.asked import why_not
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import FLOAT32_SUMS, Gap
 from nsa.step.compiled import compare
@@ -101,8 +100,8 @@ BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
 def test_what_is_missing_is_said_before_it_is_needed(
     asked: dict[str, str], device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arms.importlib.util, "find_spec", lambda _: None)
-    monkeypatch.setattr(arms.shutil, "which", lambda _: None)
+    monkeypatch.setattr("nsa.launch.asked.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("nsa.launch.asked.shutil.which", lambda _: None)
     found = why_not(parse_toggles(asked), device)
     assert (found is None) == (words is None)
     assert words is None or (found is not None and words in found)

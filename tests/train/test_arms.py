@@ -9,11 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from nsa.launch.arms import Block
+from nsa.launch.asked import Block
 from nsa.toggles import parse_toggles
 from nsa.witness.effect_watch import BlockEvidence
-from runbook.accounts.settings import bucket_account
-from runbook.folder.launch.rank_log import read_heartbeats
 from tests.shared import once
 from tests.train.launching import Launch, run, schedule, start
 
@@ -44,23 +42,6 @@ def test_an_arm_that_cannot_run_is_skipped_by_all_ranks(arms: Launch) -> None:
         failed = arms.beats(rank, "arm_failed")
         assert [beat["arm"] for beat in failed] == ["triton"]
         assert "Triton needs a CUDA device, this is cpu" in failed[0]["error"]
-
-
-def test_every_arms_buckets_are_those_of_its_cap_and_of_no_other(arms: Launch) -> None:
-    """Arm bf16 looks for unused parameters, so it keeps the buckets that DDP begins with."""
-    env = arms.env()
-    for rank in range(2):
-        log = read_heartbeats(
-            arms.run_dir / f"heartbeat_rank{rank}.jsonl", rank=rank, relative_to=arms.run_dir
-        )
-        assert not log.problems
-        assert bucket_account((log,), env) == []
-        for block in env["arms"]["blocks"]:
-            cap = float(block["set"].get("NSA_DDP_BUCKET_MB", 25.0))
-            block["set"]["NSA_DDP_BUCKET_MB"] = str(cap / 2 if cap < 25 else 0.5)
-        told = {text.partition(":")[0] for text in bucket_account((log,), env)}
-        assert told == {f"rank {rank} in arm {arm}" for arm in RUN}
-        env = arms.env()
 
 
 def test_ranges_and_kernels_are_the_arms(arms: Launch) -> None:

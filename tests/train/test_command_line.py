@@ -44,9 +44,12 @@ def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
          ["its kernels need a CUDA device, this is cpu; set it to 0 or auto"]),
         ("", {"NSA_USE_TRITON_SEL": "yes"}, ["allowed is"]),
         ("--steps many --bogus --ddp 2 --dataset fineweb",
-         {"NSA_BUCKET": "1", "NSA_LR": "fast", "RUNBOOK_RUN_TOKEN": "xyz"},
+         {"NSA_DDP_BUCKET": "1", "NSA_LR": "fast", "NSA_ACCUM": "0", "NSA_DDP_COMPRESS": "int8",
+          "RUNBOOK_RUN_TOKEN": "xyz"},
          ["--steps (train.steps)", "--bogus", "--ddp 2", "--dataset (data.dataset)",
-          "NSA_BUCKET: no such toggle", "NSA_LR='fast'", "RUNBOOK_RUN_TOKEN"]),
+          "NSA_DDP_BUCKET: no such toggle; did you mean NSA_DDP_BUCKET_MB?", "NSA_LR='fast'",
+          "NSA_ACCUM='0': allowed is a whole number >= 1",
+          "NSA_DDP_COMPRESS='int8': allowed is off, bf16, fp16", "RUNBOOK_RUN_TOKEN"]),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_all_in_one_message(

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.shared import crowded, gone, once
-from tests.train.conftest import edited
-from tests.train.launching import Launch, run, start
+from tests.train.launching import Launch, start
 
 pytestmark = pytest.mark.e2e
 
@@ -82,25 +81,6 @@ def test_a_used_directory_and_a_stale_halt_are_refused(halted: Launch, tmp_path:
     assert "belongs to an earlier launch" in again.text()
     assert "a stale .HALT is refused, not obeyed" in again.text()
     assert (halted.run_dir / "training.csv").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_origin_nan_stops_all_ranks_and_nothing_is_saved_after_it(tmp_path: Path) -> None:
-    config = edited(tmp_path, ("save_every: 0", "save_every: 2"))
-    launch = run(
-        tmp_path, [*ENDLESS, "--ddp", "1"], ranks=2, fault=["nan", "1", "6"], config=config
-    )
-    ends = [launch.exit(rank) for rank in range(2)]
-    assert [end["code"] for end in ends] == [11, 11]
-    assert ends[0]["steps_done"] == ends[1]["steps_done"] <= 8
-    assert launch.beats(0, "nonfinite")[0] | {"value": "nan"} == launch.beats(0, "nonfinite")[0]
-    assert {launch.beats(rank, "nonfinite")[0]["step"] for rank in range(2)} == {6}
-    assert {end["reason"].partition(", ")[0] for end in ends} == {
-        "non-finite at step 6: loss nan on rank 1"
-    }
-    saved = sorted(path.name for path in (launch.run_dir / "checkpoints").iterdir())
-    assert saved == ["step_2", "step_4"]
-    assert launch.process.returncode != 0
 
 
 def test_sigterm_to_one_rank_ends_all_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:

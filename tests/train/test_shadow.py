@@ -1,20 +1,73 @@
-"""The shadow of the optimizer: silent beside a healthy one; what changes at rest is counted."""
+"""The shadow of the optimizer, and a step computed twice: silent beside healthy ones."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from nsa.attention.tracing import count_ranges, is_watched
+from nsa.data.source import Batch
+from nsa.projection import _Split
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
 from nsa.witness.accounts import updates
 from nsa.witness.shadow import Shadow
+from nsa.witness.shadow.recompute import branch_use
+from runbook.accounts.optimizer import shadow_account
+from tests.accounts.launches import WORK, changed, ending_of, honest
+from tests.train import engines
 from tests.train.engines import batch
-from tests.train.shadowed import STEPS, TOKEN, engine, last_weight, problems, trained
+from tests.train.launching import free_port
+
+TOKEN, STEPS = "ab" * 16, 8
+SHORT = ["--set", "train.seq_len=32", "--set", "train.warmup_steps=3"]
+
+
+def engine(*args: str, **toggles: str) -> Engine:
+    return engines.engine("--steps", str(STEPS), *SHORT, *args, **toggles)
+
+
+def trained(made: Engine, first: int = 1, last: int = STEPS) -> dict[str, Any]:
+    """What the shadow of these steps tells."""
+    shadow = Shadow(made, token=TOKEN, first=first, last=last)
+    accum, losses = made.plan.config.train.accumulate_grad_batches, {}
+    gates: dict[int, Tensor] = {}
+    for step in range(first, last + 1):
+        batches = [batch(step + 1000 * made.ranks.rank, 32)] * accum
+        if step in shadow.recomputed:
+            shadow.recompute(step, batches)
+        shadow.watch(step)
+        outcome = made.compute(batches)
+        losses[step] = float(outcome.loss)
+        gates[step] = made.model.gate_numbers()
+        made.update(step)
+        shadow.updated(step, outcome.norm)
+    return {
+        **shadow.report(),
+        "recomputed": {**shadow.report_recomputed(), "own_losses": losses, "own_gates": gates},
+    }
+
+
+def problems(told: dict[str, Any], first: int = 1, last: int = STEPS) -> list[str]:
+    """What the account says about it."""
+    (rank,) = changed(honest()[1][:1], 0, first_step=first, tokens=frozenset({TOKEN}))
+    assert rank.steps is not None
+    rank = replace(rank, steps=rank.steps[rank.steps["step"].between(first, last)])
+    own = ending_of((rank,), 0, shadow=told, recomputed=told["recomputed"])
+    return shadow_account(own, replace(WORK, steps=last, dtype="fp32", wire="fp32", device="cpu"))
+
+
+def last_weight(made: Engine) -> Tensor:
+    """Of the last layer, what writes into the residual stream."""
+    weight: Tensor = made.model.layers[1].get_parameter("mlp.down.weight")
+    return weight
 
 
 @pytest.mark.parametrize(("precision", "fused"), [("fp32", "1"), ("bf16", "0"), ("fp16", "1")])
@@ -114,7 +167,7 @@ def test_what_changes_while_all_has_to_rest_is_counted(what: str, later: bool) -
     made.update(1)
     shadow = Shadow(made, token=TOKEN, first=1, last=STEPS)
     with torch.no_grad():
-        with shadow.unchanged():
+        with shadow.rest.unchanged():
             _ = later or change(made)
         _ = later and change(made)
     shadow.watch(1)
@@ -142,3 +195,113 @@ def test_what_changes_between_two_updates_that_nobody_drew_is_seen(what: str, in
     made.compute([batch(8, 32)])
     found = shadow.report()["jumps"]
     assert found in (1, 2) if jumps is None else found == jumps
+
+
+@pytest.mark.parametrize("words", [[], ["--precision", "fp16", "--accum", "2"]])
+def test_what_is_computed_twice_is_the_same(words: list[str]) -> None:
+    told = trained(engine(*words), last=10)["recomputed"]
+    assert len(told["steps"]) >= 2
+    assert told["gradient"] < 1e-6
+    assert told["losses"] == pytest.approx([told["own_losses"][n] for n in told["steps"]], abs=1e-5)
+
+
+@pytest.mark.parametrize("words", [["--accum", "2"], ["--precision", "bf16"]])
+def test_the_gates_of_a_step_are_those_of_the_same_computed_again(words: list[str]) -> None:
+    made = engine(*words)
+    with torch.no_grad():
+        made.model.layers[1].attention.gate_bias[::3] = 40.0  # the others are not 0: no collapse
+    told = trained(made, last=10)["recomputed"]
+    for step, layers in zip(told["steps"], told["gates"], strict=True):
+        again = torch.tensor(layers, dtype=torch.float64)
+        assert torch.allclose(again, told["own_gates"][step][:, :5], rtol=0, atol=1e-7)
+        assert again[1, 2] > again[0, 2] + 0.05  # layers differ, and so do branches
+
+
+def test_a_layer_of_each_step_that_is_computed_twice_is_held_against_the_equations() -> None:
+    made = engine()
+    told = trained(made, last=10)["recomputed"]
+    assert [*told["layers"]] == told["steps"][1:] and len(told["layers"]) >= 1
+    assert {*told["slopes"]} <= {*told["layers"]} and len(told["slopes"]) >= 1
+    assert max(told["layers"].values()) < 2e-5 and max(told["slopes"].values()) < 1.6e-4
+    for one in made.model.attentions():
+        one.cfg = replace(one.cfg, w=8)
+    assert min(trained(made, last=10)["recomputed"]["layers"].values()) > 1e-3
+    half = trained(engine("--precision", "bf16"), last=10)["recomputed"]
+    assert half["layers"] == half["slopes"] == {}
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1.0])
+def test_gates_of_0_are_a_use_of_no_branch(value: float) -> None:
+    use = branch_use(torch.tensor([[value, 0.0, 0.0]]))
+    assert torch.allclose(use, torch.tensor([0.0, *[float(value == 1)] * 2, 0.0, 0.0]).double())
+
+
+class Rounded:
+    """In the place of a recording: a replay that rounds as no pass from the host does."""
+
+    def __init__(self, made: Engine) -> None:
+        self._layers = made.model.layers
+
+    def __call__(self, x: Tensor) -> Tensor | None:
+        if not torch.is_grad_enabled() or is_watched([]):
+            return None
+        for layer in self._layers:
+            x = layer(x).bfloat16().float()
+        return x
+
+
+@pytest.mark.parametrize("from_host", [True, False])
+def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: bool) -> None:
+    """The first step counts, so that none of its passes is replayed; without a word, two are."""
+    made = engine("--accum", "3")
+    made.model.recording = Rounded(made)
+    shadow = Shadow(made, token=TOKEN, first=1, last=1)
+    batches = [batch(seed, 32) for seed in (1, 2, 3)]
+    passes = len(batches) if from_host else 0
+    shadow.recompute(1, batches, from_host=passes)
+    shadow.watch(1)
+    made.model.run_from_host(passes)
+    outcome = made.compute(batches, count_ranges())
+    made.update(1)
+    shadow.updated(1, outcome.norm)
+    gap = shadow.report_recomputed()["gradient"]
+    assert gap < 1e-6 if from_host else gap > 1e-4
+
+
+def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsa.witness.shadow.recompute._MOST_ELEMENTS", 40_000)
+    made = engine()
+    shadow, asked = Shadow(made, token=TOKEN, first=1, last=80), []
+    for step in sorted(shadow.recomputed):
+        shadow.recompute(step, [Batch(tokens=torch.zeros(1, 33, dtype=torch.int64))])
+        asked.append(shadow._again[step].asked)
+    assert not any(all(found) for found in asked) and all(any(found) for found in asked)
+    assert len(set(map(tuple, asked))) > 1
+    assert all(p.grad is None for p in made.model.parameters())
+
+
+def _one_of_two(rank: int, port: int) -> list[dict[str, Any]]:
+    """What a rank tells of two steps; from the second on, rank 1 halves the gates' gradient."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    made = engine("--ddp", "1", **os.environ)
+    healthy, backward = trained(made, last=1)["recomputed"], _Split.backward
+    if rank == 1:
+        _Split.backward = staticmethod(  # type: ignore[method-assign]
+            lambda ctx, *grads: backward(ctx, *grads[:-1], grads[-1] * 0.5)
+        )
+    wrong = trained(made, first=2, last=2)["recomputed"]
+    made.ranks.end()
+    return [healthy, wrong]
+
+
+def test_a_rank_that_is_wrong_in_its_backward_pass_differs_from_the_others() -> None:
+    """It agrees with itself: only the same micro-batch on all ranks tells."""
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        port = free_port()
+        told = pool.starmap_async(_one_of_two, [(rank, port) for rank in range(2)]).get(300)
+    for healthy, wrong in told:
+        assert healthy["ranks"] < 1e-6 and healthy["gradient"] < 1e-6
+        assert wrong["ranks"] == pytest.approx(1 / 3, rel=0.01) and wrong["gradient"] < 1e-6
+    assert told[0][0]["losses"] == told[1][0]["losses"]

@@ -15,7 +15,7 @@ from benchmarks.rehearsal.trainer.job import Job, bucket_mib, wire
 from benchmarks.rehearsal.trainer.steps import EVAL_S, PROFILE_FROM, Steps, data_of, seed_of
 from nsa.contract import Event, Phase
 from nsa.contract.digests import drawn_batch, recomputed_steps, watched_steps
-from nsa.launch.arms import Block
+from nsa.launch.asked import Block
 from tests.accounts.first_weights import first_weights
 from tests.factory.files import Record, record
 from tests.factory.told import ORACLE, first_pass, in_force, recomputed, shadow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nsa.config import parameter_count
-from nsa.launch.arms import Block
+from nsa.launch.asked import Block
 from nsa.launch.plan import plan_launch
 
 
