@@ -27,6 +27,11 @@ from urllib.parse import unquote, urlparse
 from runbook import __version__
 from runbook.errors import RunbookError, UsageError, choice_for
 
+HOME = Path(__file__).resolve().parent.parent
+DISTRIBUTION = "nsa-runbook"
+_PYPROJECT = "pyproject.toml"
+_PATH = "PYTHONPATH"
+
 
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` to a temporary name beside `path`, sync it, and rename it into place."""
@@ -176,15 +181,13 @@ def data_path(name: str) -> Path:
     """
     if name not in DATA_FOLDERS:
         raise RunbookError(f"no data folder {name!r}{choice_for(name, DATA_FOLDERS)}")
-    package = Path(__file__).parent
-    shipped = package / "_data" / name
+    shipped = HOME / "runbook" / "_data" / name
     if shipped.is_dir():
         return shipped
-    checkout = package.parent
-    if (checkout / "pyproject.toml").is_file() and (checkout / name).is_dir():
-        return checkout / name
+    if (HOME / _PYPROJECT).is_file() and (HOME / name).is_dir():
+        return HOME / name
     raise RunbookError(
-        f"the data folder {name!r} is missing: looked for {shipped} and {checkout / name}; "
+        f"the data folder {name!r} is missing: looked for {shipped} and {HOME / name}; "
         "install the package again"
     )
 
@@ -222,13 +225,6 @@ def typed_here() -> str:
 def shipped_names(folder: Path) -> tuple[str, ...]:
     """Names of the shipped documents in alphabetical order, none of them read: for `--help`."""
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
-
-
-HOME = Path(__file__).resolve().parent.parent
-DISTRIBUTION = "nsa-runbook"
-
-_PYPROJECT = "pyproject.toml"
-_PATH = "PYTHONPATH"
 
 
 class Checkout(Distribution):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -180,7 +180,7 @@ def with_launches(setup: Setup) -> Setup:
     return replace(setup, planned=launches)
 
 
-def phase_problems(profile: Profile, phases: tuple[Phase, ...]) -> list[str]:
+def phase_problems(profile: Profile, phases: Sequence[Phase]) -> list[str]:
     """The phases of which the profile says nothing, each in a line."""
     known = ", ".join(profile.phases)
     return [

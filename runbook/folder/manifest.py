@@ -346,7 +346,10 @@ def run_document(folder: Path) -> object:
         if finished:
             raise DamagedRunError(f"its {RECORD_FILE} is gone")
         return None
-    document = _json(record_bytes(folder))
+    try:
+        document = json.loads(record_bytes(folder))
+    except (ValueError, RecursionError):
+        document = None
     was_go = is_go(document)
     if finished:
         if sha256_of(path) != _listed(folder).get(RECORD_FILE):
@@ -356,14 +359,6 @@ def run_document(folder: Path) -> object:
     elif was_go or document is None:
         raise DamagedRunError(f"it has no {MANIFEST_FILE}: removed, or cut off (--resume)")
     return document
-
-
-def _json(text: bytes) -> object:
-    """What the text holds; None if it is no JSON."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _listed(folder: Path) -> dict[str, str]:

@@ -175,8 +175,6 @@ def test_the_safe_mode_overrides_what_lies_below_it_only() -> None:
 
 # Names of NCCL's variables: a slip is refused with the right name, an unknown one is told.
 
-WORDS = ("run", "--phase", "baseline", "--profile", "mine.yaml", "--dry-run")
-
 
 @pytest.mark.parametrize(
     "name",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -11,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from nsa.contract import sha256_of
 from runbook.config.load import load_profile
 from runbook.config.registry import report_files
 from runbook.engine.derive import derive_record, write_reports
 from runbook.engine.intact import profile_problems, unjudged_problems
 from runbook.engine.verify import compare_phases
 from runbook.errors import RunbookError
-from runbook.folder.manifest import record_text, run_files, write_manifest
+from runbook.folder.manifest import artifact_records, record_text, write_manifest
 from runbook.records import Mark, PhaseRecord, Reason, RunRecord
 from tests.cli.shell import inside
 from tests.engine.toys import PHASES, Toy, run, verify
@@ -33,37 +33,25 @@ def differences(folder: Path, fingerprint: str = "") -> tuple[str, ...]:
 
 def forge(folder: Path, change: Callable[[Document], None]) -> None:
     """Change run.json, every record of the journal, artifacts, reports and manifest alike."""
-    journal = folder / "events.jsonl"
+    journal, derived = folder / "events.jsonl", ["run.json", "events.jsonl"]
+    listed = artifact_records(folder, without=[*derived, *report_files().values()])
+    artifacts = [one.model_dump(mode="json") for one in listed]
     events = [json.loads(line) for line in journal.read_text().splitlines()]
-    derived = {"run.json", "events.jsonl", "MANIFEST.sha256", *report_files().values()}
-    artifacts = {
-        path.relative_to(folder).as_posix(): path
-        for path in run_files(folder)
-        if path.name not in derived
-    }
     for event in events:
         if event["event"] == "run_started":
             change(event["record"])
         elif event["event"] == "phase_finished":
-            whole = {"phases": [event["record"]]}
-            change(whole)
+            change({"phases": [event["record"]]})
         elif event["event"] == "run_finished":
-            event["artifacts"] = [_artifact(name, path) for name, path in artifacts.items()]
-    journal.write_text(
-        "".join(json.dumps(e, separators=(",", ":"), ensure_ascii=False) + "\n" for e in events)
-    )
+            event["artifacts"] = artifacts
+    lines = (json.dumps(e, separators=(",", ":"), ensure_ascii=False) for e in events)
+    journal.write_text("".join(f"{line}\n" for line in lines))
     document = json.loads((folder / "run.json").read_text())
     change(document)
-    document["artifacts"] = [_artifact(name, path) for name, path in artifacts.items()]
-    record = RunRecord.model_validate(document)
+    record = RunRecord.model_validate(document | {"artifacts": artifacts})
     (folder / "run.json").write_text(record_text(record))
     write_reports(record, folder)
     write_manifest(folder)
-
-
-def _artifact(name: str, path: Path) -> Document:
-    data = path.read_bytes()
-    return {"path": name, "sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data)}
 
 
 def _set(name: str, value: Any) -> Callable[[Document], None]:
@@ -121,7 +109,7 @@ def test_a_run_that_takes_the_place_of_another_has_another_fingerprint(
     finished: Path, tmp_path: Path
 ) -> None:
     """Nothing in a folder can show that all of it was made anew; what was kept elsewhere can."""
-    kept = hashlib.sha256((finished / "run.json").read_bytes()).hexdigest()
+    kept = sha256_of(finished / "run.json")
     other = run(tmp_path / "other", *PHASES.values())[1]
     folder = tmp_path / finished.name
     shutil.move(other, folder)
@@ -137,7 +125,7 @@ def test_a_run_that_takes_the_place_of_another_has_another_fingerprint(
 
 def _facts(folder: Path, value: str) -> None:
     (folder / "host.txt").write_text("as it was\n")
-    sha256 = _artifact("host.txt", folder / "host.txt")["sha256"]
+    sha256 = sha256_of(folder / "host.txt")
     fact = {"name": "gpu.names", "value": value, "path": "host.txt", "sha256": sha256}
     (folder / "facts.json").write_text(json.dumps({"gpu.names": fact}))
 

@@ -26,7 +26,6 @@ from tests.data.hub import serve, write_shards
 from tests.engine.toys import Toy, profile
 
 EXPORTED = {"NSA_OPT_FUSED": "1", "NCCL_NET_GDR_LEVEL": "2", "NSA_DDP_BUCKET_MB": "0.25"}
-WORDS = ("--profile", "cpu", "--phase", "baseline")
 
 
 def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from runbook.folder.launch.documents import read_console, read_json_object
 from runbook.folder.launch.evidence import read_launch
@@ -98,30 +99,11 @@ def test_everything_is_found(tmp_path: Path, folder: Path) -> None:
     assert read_launch(tmp_path, launch(), RESULT).halted
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("env.json", '{"world_size":', "env.json is not JSON: "),
-        ("env.json", "[" * 100_000, "env.json is not JSON: "),
-        ("env.json", '{"world_size": "two"}', "env.json.world_size has an unexpected value: 'two'"),
-        ("sdpa_audit.json", "[]", "sdpa_audit.json does not hold a JSON object"),
-        ("junit.xml", '<!DOCTYPE x [<!ENTITY a "b">]><x/>', "junit.xml declares entities and was"),
-        ("junit.xml", "<x>", "junit.xml is not XML: "),
-        ("gates.csv", "step,entropy,max_gate\n1,x,0.4\n", "gates.csv: 1 unreadable rows were drop"),
-        ("gpu_samples.csv", "timestamp,index\na,0\nb\n", "gpu_samples.csv: 1 unreadable rows"),
-        # As a record of another version has it.
-        ("resources.csv", "mono,step,rank\n1.0,1,0\n", "resources.csv: the header lacks: childr"),
-        ("heartbeat_rank1.jsonl", heartbeats(5, rank=1, token="9999"), "of another launch"),
-        ("devices_before.json", '{"gpus": ["x"]}', "devices_before.json.gpus has an unexpected"),
-        (
-            "devices_after.json",
-            '{"gpus": [{"counters": {"pcie_replays": "many"}}]}',
-            "pcie_replays",
-        ),
-        ("devices_after.json", '{"gpus": [{"link": [], "pci": 1}]}', "link has an unexpected"),
-        ("kernel_log.json", '{"lines": [null]}', "kernel_log.json.lines holds a null"),
-    ],
-)
+DAMAGED = yaml.safe_load(Path(__file__).with_name("damaged.yaml").read_text("utf-8"))
+DEEP = pytest.param("env.json", "[" * 100_000, "env.json is not JSON: ", id="nested")
+
+
+@pytest.mark.parametrize(("name", "text", "says"), [*DAMAGED, DEEP])
 def test_what_is_damaged_is_named_with_its_file_and_not_read(
     tmp_path: Path, folder: Path, name: str, text: str, says: str
 ) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -131,13 +132,8 @@ def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
     }
     refused = ("LD_PRELOAD", "PATH", "PYTHONPATH", "RUNBOOK_RUN_TOKEN", "BASH_ENV")
     with pytest.raises(UsageError) as error:
-        build_environment(
-            {},
-            {**dict.fromkeys(refused, "x"), "NSA_NVTX": "1"},
-            token="ab",
-            run_dir=tmp_path,
-            loopback=False,
-        )
+        planned = {**dict.fromkeys(refused, "x"), "NSA_NVTX": "1"}
+        build_environment({}, planned, token="ab", run_dir=tmp_path, loopback=False)
     assert len(error.value.problems) == len(refused)
     for name in refused:
         assert f"may not set {name}" in str(error.value)
@@ -154,10 +150,11 @@ def test_a_launch_stays_in_its_runs_folder(tmp_path: Path, name: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["root"]
 
 
-def _sources() -> Iterator[tuple[Path, ast.Module]]:
-    for package in ("nsa", "runbook", "phases", "reports"):
-        for path in (ROOT / package).rglob("*.py"):
-            yield path, ast.parse(path.read_text())
+@cache
+def _sources() -> list[tuple[Path, ast.Module]]:
+    packages = ("nsa", "runbook", "phases", "reports")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    return [(path, ast.parse(path.read_text())) for path in files]
 
 
 def test_there_is_no_shell_and_no_unsafe_loading() -> None:

@@ -11,10 +11,11 @@ import shutil
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nsa.settings import VOCAB_SIZES, TrainerConfig
 from runbook import BOARD_TOGGLE, DEFAULT_PLAN, PROTOCOLS, absent, is_installed
@@ -171,55 +172,65 @@ def prepare(options: RunOptions) -> Setup:
     and then with every contradiction in a planned launch.
     """
     problems = _not_text(options)
-    found: dict[str, Any] = {}
-    named = options.profile != "auto"
-
-    def resolve(key: str, read: Callable[[], object]) -> None:
-        try:
-            found[key] = read()
-        except UsageError as error:
-            problems.extend(f"{t}; {error.hint}" if error.hint else t for t in error.problems)
-
-    resolve("profile", lambda: load_profile(options.profile if named else detect_profile()[0]))
-    resolve("settings", lambda: _known(parse_settings(options.settings)))
-    resolve("preset", lambda: load_preset(options.preset) if options.preset else None)
-    preset = found.pop("preset", None)
-    if {"profile", "settings"} <= found.keys():
-        given = {"shell": options.from_shell, "preset": preset}
-        profile, typed = found["profile"], found["settings"]
-        resolve("settings", lambda: gathered(profile, typed, **given))
-        found["profile"] = with_config(profile, found["settings"].config)
-    if options.plan:
-        # A GO is asked for only once the rest is right: it has to be one of these settings.
-        standing = options if not problems else replace(options, without_go=True)
-        names = _with_plan(standing, found, resolve)
-        options = replace(options, phases=names) if names else options
-    elif "profile" in found:
-        resolve("phases", lambda: _selected(options.phases, found["profile"].phases))
-    else:
-        resolve("phases", lambda: _selected(options.phases, {}))
-    if "profile" in found:
-        resolve("fits", lambda: launcher(options.launcher).problems(options, found["profile"]))
-        problems += found.pop("fits", [])
-        problems += phase_problems(found["profile"], found.get("phases", ()))
+    profile, settings, preset, phases, refused = None, None, None, None, ""
+    with _told(problems):
+        named = options.profile != "auto"
+        profile = load_profile(options.profile if named else detect_profile()[0])
+    with _told(problems):
+        settings = _known(parse_settings(options.settings))
+    with _told(problems):
+        preset = load_preset(options.preset) if options.preset else None
+    if profile and settings:
+        with _told(problems):
+            settings = gathered(profile, settings, shell=options.from_shell, preset=preset)
+        profile = with_config(profile, settings.config)
+        if options.plan:
+            # A GO is asked for only once the rest is right: it has to be one of these settings.
+            standing = options if not problems else replace(options, without_go=True)
+            with _told(problems):
+                profile, refused = planned_profile(standing, profile, settings)
+                names = ",".join(asked_for(profile, options.until))
+                options, phases = replace(options, phases=names), select(names, profile.phases)
+    if not options.plan:
+        with _told(problems):
+            phases = _selected(options.phases, profile.phases if profile else {})
+    if profile:
+        with _told(problems):
+            problems += launcher(options.launcher).problems(options, profile)
+        problems += phase_problems(profile, phases or ())
     if options.protocol not in PROTOCOLS:
         problems.append(
             f"--protocol {options.protocol!r}: no such protocol"
             f"{choice_for(options.protocol, PROTOCOLS)}"
         )
-    if "phases" in found:
-        options, wrong = _with_commits(options, found["phases"])
+    if phases is not None:
+        options, wrong = _with_commits(options, phases)
         problems += wrong
     if not options.steps_scale > 0:
         problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
-    if problems:
+    if problems or profile is None or settings is None or phases is None:
         raise UsageError(problems)
-    options = replace(options, settings=words(found["settings"]))
-    package, path = package_under_test(), str(package_folders()["nsa"])
-    setup = Setup(options=options, package=package, package_path=path, **found)
+    setup = Setup(
+        options=replace(options, settings=words(settings)),
+        profile=profile,
+        settings=settings,
+        phases=tuple(phases),
+        refused=refused,
+        package=package_under_test(),
+        package_path=str(package_folders()["nsa"]),
+    )
     if problems := planned_problems(setup):
         raise UsageError(problems)
     return with_launches(setup)
+
+
+@contextmanager
+def _told(problems: list[str]) -> Iterator[None]:
+    """What is refused within becomes some of the problems, and the next thing is looked at."""
+    try:
+        yield
+    except UsageError as error:
+        problems += [f"{text}; {error.hint}" if error.hint else text for text in error.problems]
 
 
 def _not_text(options: RunOptions) -> list[str]:
@@ -237,27 +248,10 @@ def _known(settings: Settings) -> Settings:
     return settings
 
 
-def _with_plan(
-    options: RunOptions,
-    found: dict[str, Any],
-    resolve: Callable[[str, Callable[[], object]], None],
-) -> str:
-    """The names of the plan's phases; its profile and phases go into `found`."""
-    if not {"profile", "settings"} <= found.keys():
-        return ""
-    resolve("planned", lambda: planned_profile(options, found["profile"], found["settings"]))
-    if "planned" not in found:
-        return ""
-    found["profile"], found["refused"] = found.pop("planned")
-    names = ",".join(asked_for(found["profile"], options.until))
-    resolve("phases", lambda: tuple(select(names, found["profile"].phases)))
-    return names
-
-
-def _selected(text: str, settings: Mapping[str, PhaseSettings]) -> tuple[Phase, ...]:
+def _selected(text: str, settings: Mapping[str, PhaseSettings]) -> list[Phase]:
     """The phases of a run. Raises UsageError, also where one is meant that only a plan has."""
     try:
-        return tuple(select(text, settings))
+        return select(text, settings)
     except UsageError as error:
         problems = list(error.problems)
         for name in load_plan(DEFAULT_PLAN).phases:
