@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import package_digest
-from runbook.launch import inputs as commits
+from runbook.launch import command as commits
 from runbook.launch.command import build_environment
 from tests.factory.programs import git
 

@@ -25,7 +25,7 @@ from runbook.launch.nodes.files import (
     keep_nodes,
     kept_nodes,
 )
-from runbook.launch.slurm import SlurmCluster, parse_job
+from runbook.launch.slurm import JobState, SlurmCluster, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.factory.tables import table
@@ -105,6 +105,18 @@ def test_a_job_as_slurm_tells_it() -> None:
         "JobId=4 JobState=FAILED Reason=NonZeroExitCode ExitCode=28:0 NodeList=n[0-1]"
     )
     assert (ended.over, ended.code, ended.nodes) == (True, 28, "n[0-1]")
+
+
+@table(__file__, "ends_in_slurm")
+def test_what_the_end_of_a_job_means(
+    tmp_path: Path, state: str, code: int, log: str, ends: str, said: str
+) -> None:
+    """A full disk, which one node's agent tells by its exit code, among them."""
+    about = files.Job(job_id=4, run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
+    job = JobState(state=state, code=code, nodes="n[0-1]")
+    (tmp_path / "slurm.log").write_text(log)
+    end = job.ended(about, tmp_path, gone=False, silent="1 of its 2 nodes")
+    assert end.status == ends and said in end.cause
 
 
 def test_a_pair_runs_on_its_own_nodes() -> None:
