@@ -137,11 +137,7 @@ def kept(
         return spawn_kept(command, PATH | (variables or {}), output=output, cwd=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", -9), ("kill -ABRT $$", -6),
-     ("kill -TERM $$", -15), ("kill -SEGV $$", -11)],
-)  # fmt: skip
+@table(__file__, "ends_of_commands")
 def test_the_subreaper_ends_as_its_command_did(tmp_path: Path, script: str, code: int) -> None:
     child = kept(tmp_path, "sh", "-c", script)
     assert child.wait(10) == code

@@ -115,17 +115,7 @@ def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> 
     assert "NSA_" not in out
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["report", "--format", "details"], 0),
-        (["verify"], 0),
-        (["judge", "--profile", "./counting.yaml"], 0),
-        (["compare", "RUN", "RUN"], 3),
-        (["inspect", "DIR"], 3),
-        (["watch", "--once", "DIR"], 0),
-    ],
-)
+@table(__file__, "readers")
 def test_reading_needs_no_torch(made: tuple[Path, list[str]], words: list[str], code: int) -> None:
     run = next((made[0] / "artifacts").glob("*/run.json")).parent
     known = {"RUN": run.name, "DIR": str(run / "baseline" / "run1")}
@@ -221,14 +211,7 @@ def test_a_profile_that_is_there_is_kept(made: tuple[Path, list[str]]) -> None:
     assert (made[0] / "counting.yaml").read_text("utf-8") == before
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "--set", "NSA_NVTX=1"], "--set NSA_NVTX: counting is a trainer of your own"),
-        (["triage", "RUN"], "is of counting, a trainer of your own"),
-        (["launch", "--without-go"], "plan production: counting is a trainer of your own"),
-    ],
-)
+@table(__file__, "refused_of_a_foreign_trainer")
 def test_what_only_our_trainer_has_is_refused(
     made: tuple[Path, list[str]], words: list[str], said: str
 ) -> None:
