@@ -15,6 +15,7 @@ from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.folder.launch.documents import GPU_SAMPLES
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes import files
 from runbook.launch.nodes.files import (
@@ -25,6 +26,7 @@ from runbook.launch.nodes.files import (
     keep_nodes,
     kept_nodes,
 )
+from runbook.launch.observer import Observer
 from runbook.launch.slurm import JobState, SlurmCluster, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
@@ -52,6 +54,13 @@ def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> 
     with pytest.raises(UsageError) as refused:
         prepare(RunOptions(**asked))  # type: ignore[arg-type]
     assert words in str(refused.value)
+
+
+def test_one_machine_does_not_start_what_was_planned_for_two(tmp_path: Path) -> None:
+    """As a triage of such a launch would."""
+    with pytest.raises(UsageError, match="planned for 2 nodes, and this starts on one machine"):
+        run_launch(prepare(ASKED).planned[0], LaunchOptions(run_root=tmp_path, observer=Observer()))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
