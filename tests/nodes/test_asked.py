@@ -27,7 +27,7 @@ from runbook.launch.nodes.files import (
     kept_nodes,
 )
 from runbook.launch.observer import Observer
-from runbook.launch.slurm import JobState, SlurmCluster, parse_job
+from runbook.launch.slurm import JobState, SlurmCluster, agent_script, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.factory.tables import table
@@ -114,6 +114,11 @@ def test_a_job_as_slurm_tells_it() -> None:
         "JobId=4 JobState=FAILED Reason=NonZeroExitCode ExitCode=28:0 NodeList=n[0-1]"
     )
     assert (ended.over, ended.code, ended.nodes) == (True, 28, "n[0-1]")
+
+
+def test_a_folder_with_odd_characters_stays_one_word(tmp_path: Path) -> None:
+    folder = tmp_path / "it's %j; rm -rf x"
+    assert f"{folder}".replace("'", "'\"'\"'") in agent_script(folder)
 
 
 @table(__file__, "ends_in_slurm")

@@ -99,6 +99,13 @@ def test_its_folder_is_told_by_what_was_read_of_it(made: tuple[Path, list[str]])
     assert checks["baseline.loss_finite"]["measurement"]["n"] == 60
 
 
+def test_a_probe_gets_the_variables_of_the_launches(made: tuple[Path, list[str]]) -> None:
+    """Without OMP_NUM_THREADS a step of a probe took 15 times as long as one of a launch."""
+    known = [json.loads(path.read_text("utf-8")) for path in made[0].rglob("launch.json")]
+    assert {one["launch"]["phase"] for one in known} == {"init", "baseline"}
+    assert {one["env"]["OMP_NUM_THREADS"] for one in known} == {"1"}
+
+
 def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> None:
     code, out, err = made[1]
     said = out + err
