@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
+from runbook import process
 from runbook.launch.watch import RankWatch
-from runbook.process import end_kept, ended, spawn_kept
+from runbook.process import end_kept, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
 from runbook.records import LaunchStatus
 from tests.factory.files import record, write_beats
@@ -39,7 +40,7 @@ def test_what_the_files_of_control_groups_say(
     tmp_path: Path, ask: str, files: dict[str, str], membership: str, count: int | None
 ) -> None:
     found = control_groups(tmp_path, files, membership)
-    assert getattr(ended, ask)(tmp_path, found) == count
+    assert getattr(process, ask)(tmp_path, found) == count
 
 
 # It writes the number of a child of its own that has ended, and does not wait for it.

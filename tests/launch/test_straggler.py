@@ -10,8 +10,7 @@ import pytest
 
 from runbook.folder.launch.documents import Load
 from runbook.launch.incident import bundle, busy_ranks, stopped_at
-from runbook.launch.incident.flight import read_flights
-from runbook.launch.incident.straggler import Straggler, find_straggler
+from runbook.launch.incident.flight import Straggler, find_straggler, read_flights
 from runbook.launch.watch.watchdog import blame
 from runbook.records import End, LaunchStatus
 from tests.launch import helpers
