@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pytest
 
-from runbook.process.ended import process_state
+from runbook.process import process_state
 from tests import executed
 
 T = TypeVar("T")

@@ -390,16 +390,6 @@ def _make(commit: str, folder: Path) -> None:
         raise RefusedError(f"commit {commit[:12]} has no package {_PACKAGE}")
 
 
-def check_launch_variables(names: Iterable[str]) -> None:
-    """Raise `UsageError` that lists every variable a plan or config may not set."""
-    bad = sorted(name for name in names if not may_be_set(name))
-    if bad:
-        raise UsageError(
-            [f"a launch may not set {name}" for name in bad],
-            hint=f"allowed are {', '.join(VARIABLE_FAMILIES)}",
-        )
-
-
 def build_environment(
     machine: Mapping[str, str],
     plan: Mapping[str, str],
@@ -421,7 +411,11 @@ def build_environment(
 
     Raises `UsageError` for a variable that a plan may not set.
     """
-    check_launch_variables(set(plan) - set(own))
+    if bad := sorted(name for name in set(plan) - set(own) if not may_be_set(name)):
+        raise UsageError(
+            [f"a launch may not set {name}" for name in bad],
+            hint=f"allowed are {', '.join(VARIABLE_FAMILIES)}",
+        )
     environment = {name: value for name, value in machine.items() if is_passed_on(name)}
     environment["PYTHONUNBUFFERED"] = "1"
     # Python's stack for a crash in native code; the trainer's own handler comes much later.

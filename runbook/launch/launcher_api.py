@@ -176,11 +176,8 @@ def unread(options: RunOptions, reads: Sequence[str]) -> list[str]:
         "--queue-s": options.queue_s != DEFAULT_QUEUE_S,
     }
     return [
-        f"{flag} is for --launcher {'|'.join(one for one in names(GROUP) if _reads(one, flag))}"
+        f"{flag} is for --launcher "
+        + "|".join(one for one in names(GROUP) if flag in launcher(one).reads)
         for flag, given in typed.items()
         if given and flag not in reads
     ]
-
-
-def _reads(name: str, flag: str) -> bool:
-    return flag in launcher(name).reads

@@ -32,8 +32,7 @@ from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.devices import AFTER, BEFORE, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
-from runbook.process import Reaper, end_kept, spawn_kept
-from runbook.process.ended import oom_kills
+from runbook.process import Reaper, end_kept, oom_kills, spawn_kept
 from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
 from runbook.records import End, Launch
 

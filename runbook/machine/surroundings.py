@@ -28,8 +28,7 @@ from runbook.files import write_atomic
 from runbook.folder import LOAD_JSON
 from runbook.folder.launch.documents import Load, load_of
 from runbook.machine.host import count_cpus
-from runbook.process import run_tool
-from runbook.process.ended import group_tasks
+from runbook.process import group_tasks, run_tool
 
 _GIB, _MIB = 1024**3, 1024**2
 _KERNEL = Path("/proc/stat")

@@ -37,7 +37,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--on-rank", type=int, default=1)
     parser.add_argument("--once", default="", help="misbehave only if this file is absent")
     parser.add_argument("--slow-first", type=float, default=0.0)
-    parser.add_argument("--late", type=float, default=0.0, help="of --on-rank, in every step")
     parser.add_argument("--checkpoint", type=float, default=0.0)
     parser.add_argument("--grandchild", action="store_true")
     parser.add_argument("--bare", action="store_true", help="a grandchild without environment")
@@ -57,7 +56,6 @@ class Rank:
         self.token = os.environ["RUNBOOK_RUN_TOKEN"]
         self.step, self.phase, self.ending = 0, "init", False
         self.enough_at = 0
-        self.late = options.late if rank == options.on_rank else 0.0
         self.entered: list[list[object]] = []
         self.beats = (self.folder / f"heartbeat_rank{rank}.jsonl").open("a", buffering=1)
         stacks = (self.folder / f"stackdump_rank{rank}_{os.getpid()}.txt").open("w")
@@ -91,7 +89,7 @@ class Rank:
         for step, arm, block, warmup in self.schedule():
             self.step, self.phase = step, "first_step" if step == 1 else "step"
             self.say("step_start")
-            time.sleep(self.late + (options.slow_first if step == 1 else options.dt))
+            time.sleep(options.slow_first if step == 1 else options.dt)
             if step == options.at and self.rank == options.on_rank and self.misbehaves():
                 code = self.fault(options.fault)
                 if code is not None:

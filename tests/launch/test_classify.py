@@ -11,7 +11,12 @@ import yaml
 
 from nsa.contract import PARTED
 from runbook.folder.launch.lines import Exit
-from runbook.launch.end import classify_trainer, is_communication_failure, rank_exits
+from runbook.launch.end import (
+    classify_pytest,
+    classify_trainer,
+    is_communication_failure,
+    rank_exits,
+)
 from runbook.launch.watch.rank_state import RankState
 from runbook.records import End, Kind, LaunchStatus
 from tests.launch.helpers import rank
@@ -47,6 +52,17 @@ def test_an_end(case: dict[str, Any]) -> None:
     assert case.get("cause", end.cause) == end.cause
     assert case.get("says", end.cause) in end.cause and "\n" not in end.cause
     assert is_communication_failure(end, console) is case.get("again", False)
+
+
+@pytest.mark.parametrize(
+    ("code", "junit", "status"),
+    [(0, True, "completed"), (1, True, "completed"), (5, True, "completed"),
+     (0, False, "crashed"), (2, True, "crashed"), (4, True, "config_error")],
+)  # fmt: skip
+def test_tests_that_fail_are_completed_where_their_report_says_so(
+    code: int, junit: bool, status: str
+) -> None:
+    assert classify_pytest(code, junit=junit, console=[]).status == status
 
 
 def test_ranks_that_parted_have_a_kind_and_no_culprit() -> None:

@@ -14,7 +14,7 @@ from runbook.config.precedence import config_name
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.launch import Budgets
-from runbook.launch.command import build_command, keep_config, pasteable, resolve_config
+from runbook.launch.command import Command, build_command, keep_config, pasteable, resolve_config
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.factory.programs import program
@@ -34,6 +34,13 @@ def test_torchrun_is_this_python_on_loopback_and_a_free_port(tmp_path: Path) -> 
 def test_only_python_and_torchrun_are_started(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="allowed are torchrun and python"):
         build_command(trainer("bash", "-c", "true"), tmp_path)
+
+
+def test_a_script_of_somebody_may_import_what_lies_beside_it(tmp_path: Path) -> None:
+    ours = trainer("torchrun", "--nproc_per_node=2", "-m", "nsa.train")
+    assert build_command(ours, tmp_path).is_ours
+    for words in (("train.py",), ("-m", "nsa.loopback", "-m", "my_trainer")):
+        assert not Command(argv=("python", *words), env={}, port=None, steps=1).is_ours
 
 
 def test_a_shipped_config_is_found_from_anywhere(

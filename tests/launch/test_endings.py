@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
+from runbook import process
 from runbook.launch.watch import RankWatch
-from runbook.process import end_kept, ended, spawn_kept
+from runbook.process import end_kept, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
 from runbook.records import LaunchStatus
 from tests.factory.files import record, write_beats
@@ -39,7 +40,7 @@ def test_what_the_files_of_control_groups_say(
     tmp_path: Path, ask: str, files: dict[str, str], membership: str, count: int | None
 ) -> None:
     found = control_groups(tmp_path, files, membership)
-    assert getattr(ended, ask)(tmp_path, found) == count
+    assert getattr(process, ask)(tmp_path, found) == count
 
 
 # It writes the number of a child of its own that has ended, and does not wait for it.
@@ -137,11 +138,7 @@ def kept(
         return spawn_kept(command, PATH | (variables or {}), output=output, cwd=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", -9), ("kill -ABRT $$", -6),
-     ("kill -TERM $$", -15), ("kill -SEGV $$", -11)],
-)  # fmt: skip
+@table(__file__, "ends_of_commands")
 def test_the_subreaper_ends_as_its_command_did(tmp_path: Path, script: str, code: int) -> None:
     child = kept(tmp_path, "sh", "-c", script)
     assert child.wait(10) == code

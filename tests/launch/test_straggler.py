@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.documents import Load
-from runbook.launch.incident import bundle, busy_ranks, stopped_at
-from runbook.launch.incident.flight import read_flights
-from runbook.launch.incident.straggler import Straggler, find_straggler
-from runbook.launch.watch.watchdog import blame
+from runbook.launch.incident import bundle, stopped_at
+from runbook.launch.incident.flight import Straggler, find_straggler, read_flights
 from runbook.records import End, LaunchStatus
-from tests.launch import helpers
 from tests.launch.test_flight import BUS, GRAD, START, TOKEN, steps, write
 
 
@@ -131,32 +128,6 @@ def test_steps_that_are_computed_twice_hide_no_straggler(
     straggler = find_straggler(read_flights(tmp_path, token=TOKEN))
     assert straggler is not None and straggler.late == (1,)
     assert straggler.steps >= 30 - max(0, *(step - 25 for step in twice)) - len(twice)
-
-
-def test_among_equals_the_one_in_its_own_code_is_to_blame(tmp_path: Path) -> None:
-    """All ranks are in backward; one sleeps in a layer, the others wait for its gradients."""
-    frames = {
-        0: ["/x/torch/autograd/graph.py", "/x/nsa/step/engine.py", "<frozen runpy>"],
-        1: ["/x/nsa/attention/selected.py", "/x/torch/autograd/graph.py", "<frozen runpy>"],
-    }
-    files = []
-    for number, names in frames.items():
-        thread = "".join(f'  File "{name}", line 7 in f\n' for name in names[:-1])
-        text = (
-            'Thread 0x1 (most recent call first):\n  File "/x/nsa/train/process.py", line 1 in w\n'
-            '  File "/x/threading.py", line 2 in run\n\n'
-            f"Current thread 0x2 (most recent call first):\n{thread}"
-            f'  File "{names[-1]}", line 3 in _run_module_as_main\n'
-        )
-        path = tmp_path / f"stackdump_rank{number}_99.txt"
-        path.write_text(text)
-        files.append(path)
-    assert busy_ranks(files) == {1}
-    ranks = [helpers.rank(0, age=5), helpers.rank(1, age=4)]
-    assert blame(ranks, {}, busy_ranks(files)).rank == 1
-    assert blame(ranks, {}).rank == 0  # without the stacks: the one that is silent longest
-    late = [helpers.rank(0, age=4, step=4), helpers.rank(1, age=4)]
-    assert blame(late, {}, busy_ranks(files)).rank == 0  # being behind says more than a stack
 
 
 def test_a_rank_stopped_in_code_of_its_own_not_in_what_that_calls(tmp_path: Path) -> None:

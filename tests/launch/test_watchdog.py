@@ -35,8 +35,9 @@ def test_who_is_to_blame(ranks: list[RankState], states: dict[int, str], culprit
     assert blame(ranks, states).rank == culprit
 
 
-def test_who_entered_fewer_collectives_is_waited_for_where_all_have_told() -> None:
+def test_who_entered_fewer_collectives_or_is_in_its_own_code_is_waited_for() -> None:
     ranks = [rank(0, age=5), rank(1, age=4)]
+    assert blame(ranks, {}, busy=frozenset({1})).rank == 1
     assert blame(ranks, {}, entered={0: 40, 1: 39}).rank == 1
     assert blame(ranks, {}, entered={1: 39}).rank == 0
 

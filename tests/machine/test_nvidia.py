@@ -89,26 +89,6 @@ def asked(folder: Path, **environment: str) -> dict[str, Fact]:
     return named(collect_gpus(folder, environment=environment, **how))
 
 
-def test_an_installed_nvidia_smi_is_asked_and_its_words_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (run_root := tmp_path / "run").mkdir()
-    script = f'[ "$1" = topo ] && exec cat {FIXTURES}/topo_nvlink.txt\n'
-    script += f"exec cat {FIXTURES}/a100x2_busy.xml"
-    first_on_path(monkeypatch, program(tmp_path / "bin/nvidia-smi", script).parent)
-
-    facts = asked(run_root)
-    assert facts["gpu.processes"].value == 1, "Xorg draws, it does not compute"
-    assert facts["gpu.processes"].note == "GPU 0: pid 48211 /usr/bin/python3 49120 MiB"
-    assert facts["gpu.nvlink"].value is True
-    assert {draft.path for draft in facts.values()} == {"nvidia_smi.xml", "nvidia_topo.txt"}
-    kept = (run_root / "nvidia_smi.xml").read_text(encoding="utf-8")
-    assert parse_nvidia_smi(kept) == load("a100x2_busy")
-    other = asked(run_root, CUDA_VISIBLE_DEVICES="1")
-    assert other["gpu.processes"].value == 0, "the variable of a launch decides"
-    assert other["gpu.count"].note == "GPU 1 of 2, CUDA_VISIBLE_DEVICES=1"
-
-
 @pytest.mark.parametrize(
     ("script", "note"),
     [

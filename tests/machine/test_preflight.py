@@ -10,7 +10,7 @@ import pytest
 
 from runbook.folder.facts import finish
 from runbook.machine.host import ask_torch
-from runbook.machine.preflight import collect_preflight
+from runbook.machine.preflight import collect_preflight, load_drafts
 from runbook.process import run_tool
 from runbook.records.evidence import Fact
 from tests.shared import crowded
@@ -133,3 +133,9 @@ def test_a_fact_without_value_and_reason_is_a_defect(tmp_path: Path) -> None:
         finish([Fact(name="a", value=None, path="f")], tmp_path)
     with pytest.raises(RuntimeError, match="two facts"):
         finish([Fact(name="a", value=1, path="f"), Fact(name="a", value=2, path="f")], tmp_path)
+
+
+def test_where_there_is_no_shared_memory_it_is_said(tmp_path: Path) -> None:
+    facts = {one.name: one for one in load_drafts(tmp_path)}
+    for name in ("host.shm_gib", "host.shm_free_gib"):
+        assert facts[name].value is None and "No such file" in facts[name].note

@@ -15,6 +15,7 @@ from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.folder.launch.documents import GPU_SAMPLES
+from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes import files
 from runbook.launch.nodes.files import (
@@ -25,7 +26,8 @@ from runbook.launch.nodes.files import (
     keep_nodes,
     kept_nodes,
 )
-from runbook.launch.slurm import SlurmCluster, parse_job
+from runbook.launch.observer import Observer
+from runbook.launch.slurm import JobState, SlurmCluster, agent_script, parse_job
 from runbook.records.run import NODE_NAMES, Invocation
 from tests.cli.shell import inside
 from tests.factory.tables import table
@@ -52,6 +54,13 @@ def test_what_does_not_fit_is_refused(fields: dict[str, object], words: str) -> 
     with pytest.raises(UsageError) as refused:
         prepare(RunOptions(**asked))  # type: ignore[arg-type]
     assert words in str(refused.value)
+
+
+def test_one_machine_does_not_start_what_was_planned_for_two(tmp_path: Path) -> None:
+    """As a triage of such a launch would."""
+    with pytest.raises(UsageError, match="planned for 2 nodes, and this starts on one machine"):
+        run_launch(prepare(ASKED).planned[0], LaunchOptions(run_root=tmp_path, observer=Observer()))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
@@ -105,6 +114,23 @@ def test_a_job_as_slurm_tells_it() -> None:
         "JobId=4 JobState=FAILED Reason=NonZeroExitCode ExitCode=28:0 NodeList=n[0-1]"
     )
     assert (ended.over, ended.code, ended.nodes) == (True, 28, "n[0-1]")
+
+
+def test_a_folder_with_odd_characters_stays_one_word(tmp_path: Path) -> None:
+    folder = tmp_path / "it's %j; rm -rf x"
+    assert f"{folder}".replace("'", "'\"'\"'") in agent_script(folder)
+
+
+@table(__file__, "ends_in_slurm")
+def test_what_the_end_of_a_job_means(
+    tmp_path: Path, state: str, code: int, log: str, ends: str, said: str
+) -> None:
+    """A full disk, which one node's agent tells by its exit code, among them."""
+    about = files.Job(job_id=4, run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
+    job = JobState(state=state, code=code, nodes="n[0-1]")
+    (tmp_path / "slurm.log").write_text(log)
+    end = job.ended(about, tmp_path, gone=False, silent="1 of its 2 nodes")
+    assert end.status == ends and said in end.cause
 
 
 def test_a_pair_runs_on_its_own_nodes() -> None:

@@ -181,15 +181,7 @@ def test_how_many_ranks_live_is_told_where_each_tells_of_itself(
     live.look(watch.ranks, now=time.monotonic())
 
 
-@pytest.mark.parametrize(
-    ("typed", "marked"),
-    [
-        ("torchrun --nproc-per-node 2 t.py --max_steps=9 --output_dir o",
-         "torchrun --nproc-per-node {ranks} t.py --max_steps={steps} --output_dir {out}"),
-        ("python -m t trainer.max_steps=9", "python -m t trainer.max_steps={steps}"),
-        ("t --steps 5 --warmup-steps 3", "t --steps {steps} --warmup-steps 3"),
-    ],
-)  # fmt: skip
+@table(__file__, "marked_commands")
 def test_marks_take_the_place_of_the_usual_flags(typed: str, marked: str) -> None:
     assert templated(typed).replace("'", "") == marked
 
@@ -211,13 +203,7 @@ def test_a_line_says_that_it_is_ready_and_a_row_that_it_trains(tmp_path: Path) -
     assert counts == ["rows", "0", "1", "3"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("log.csv", "step;train/loss\n1;2.5\n", "separated by ';' and not by commas"),
-        ("log.jsonl", '{"at": 1, "opt": {"lr": 1}}\n', "no loss among its columns (at, opt)"),
-    ],
-)
+@table(__file__, "tables_not_taken")
 def test_a_table_that_is_not_taken_is_named_with_the_reason(
     tmp_path: Path, name: str, text: str, said: str
 ) -> None:

@@ -99,6 +99,13 @@ def test_its_folder_is_told_by_what_was_read_of_it(made: tuple[Path, list[str]])
     assert checks["baseline.loss_finite"]["measurement"]["n"] == 60
 
 
+def test_a_probe_gets_the_variables_of_the_launches(made: tuple[Path, list[str]]) -> None:
+    """Without OMP_NUM_THREADS a step of a probe took 15 times as long as one of a launch."""
+    known = [json.loads(path.read_text("utf-8")) for path in made[0].rglob("launch.json")]
+    assert {one["launch"]["phase"] for one in known} == {"init", "baseline"}
+    assert {one["env"]["OMP_NUM_THREADS"] for one in known} == {"1"}
+
+
 def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> None:
     code, out, err = made[1]
     said = out + err
@@ -115,17 +122,7 @@ def test_the_verdict_says_what_was_not_checked(made: tuple[Path, list[str]]) -> 
     assert "NSA_" not in out
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["report", "--format", "details"], 0),
-        (["verify"], 0),
-        (["judge", "--profile", "./counting.yaml"], 0),
-        (["compare", "RUN", "RUN"], 3),
-        (["inspect", "DIR"], 3),
-        (["watch", "--once", "DIR"], 0),
-    ],
-)
+@table(__file__, "readers")
 def test_reading_needs_no_torch(made: tuple[Path, list[str]], words: list[str], code: int) -> None:
     run = next((made[0] / "artifacts").glob("*/run.json")).parent
     known = {"RUN": run.name, "DIR": str(run / "baseline" / "run1")}
@@ -221,14 +218,7 @@ def test_a_profile_that_is_there_is_kept(made: tuple[Path, list[str]]) -> None:
     assert (made[0] / "counting.yaml").read_text("utf-8") == before
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "--set", "NSA_NVTX=1"], "--set NSA_NVTX: counting is a trainer of your own"),
-        (["triage", "RUN"], "is of counting, a trainer of your own"),
-        (["launch", "--without-go"], "plan production: counting is a trainer of your own"),
-    ],
-)
+@table(__file__, "refused_of_a_foreign_trainer")
 def test_what_only_our_trainer_has_is_refused(
     made: tuple[Path, list[str]], words: list[str], said: str
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.launch.watch.watchdog import Thresholds
-from runbook.process.ended import process_state
+from runbook.process import process_state
 from runbook.tools.screen import Screen
 from runbook.tools.watch import Watcher, live_stacks
 from tests.factory import files

@@ -22,11 +22,12 @@ from runbook.launch.end import said_by_watchdog
 from runbook.launch.incident.flight import (
     Flight,
     find_desync,
+    find_straggler,
     last_numbers,
     left_the_pattern,
+    one_machine,
     read_flights,
 )
-from runbook.launch.incident.straggler import find_straggler, one_machine
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import STOPPED, Watchdog
 from runbook.process import run_tool

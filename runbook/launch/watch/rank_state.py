@@ -14,7 +14,7 @@ from typing import Any
 from nsa.contract import Event, Phase
 from runbook.folder.launch.lines import Exit, event_of, is_of_training, step_of
 from runbook.folder.launch.shapes import is_number
-from runbook.process.ended import process_state, processor_s
+from runbook.process import process_state, processor_s
 
 # Pauses between arrivals that are remembered, and how many of them make a usual one.
 _PAUSES = 16

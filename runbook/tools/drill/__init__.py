@@ -23,7 +23,7 @@ from runbook.files import make_new_dir, make_private_dir, shipped_data
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.lines import heartbeat_files, heartbeats_in
 from runbook.launch import StopRequest
-from runbook.launch.incident.straggler import SHORT_OF_CPUS
+from runbook.launch.incident.flight import SHORT_OF_CPUS
 from runbook.process.reaper import carriers
 from runbook.records import LaunchStatus
 
