@@ -209,9 +209,6 @@ def test_the_stream_of_a_run(tmp_path: Path) -> None:
     assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"ts": "today"})
 
 
-ESCAPE, CURSOR = "\x1b", "\x1b[J"
-
-
 # Whether a terminal gets colors and lines that are redrawn.
 @pytest.mark.parametrize(
     ("variables", "redrawn"), [({"TERM": "xterm"}, True), ({"TERM": "xterm", "CI": "1"}, False)]
