@@ -137,15 +137,12 @@ TABLE = {
                     ["runbook x", RESUMED]),
     "nothing that is worth keeping": (of(Verdict.INCOMPLETE, by_hand("preflight", BEFORE_ALL)),
                                       ["runbook x", HERE]),
-    "a failure": (of(Verdict.NO_GO, by_hand("preflight", BEFORE_ALL)), ["runbook x", HERE]),
     "what was set by hand is left out of both": (
         of(Verdict.NO_GO, phase("baseline", nan(4)), settings={"train.lr": "1e6"}), [AGAIN, HERE]),
     "a required check that was skipped has no command of its own": (
         of(Verdict.INCOMPLETE, by_hand("baseline", SKIPPED)), [HERE]),
     "interrupted": (of(Verdict.INCOMPLETE, by_hand("preflight", BEFORE_ALL), interrupted=True),
                     [RESUMED]),
-    "not finished": (of(Verdict.INCOMPLETE, by_hand("preflight", BEFORE_ALL), finished_at=None),
-                     [RESUMED]),
     "a part": (of(Verdict.PARTIAL, by_hand("nvtx", LEFT_OUT)),
                [f"runbook run --resume {RUN} --phase nvtx --out /runs"]),
     "a launch after a crash": (of(Verdict.NO_GO, CRASHED, **STOPS),
