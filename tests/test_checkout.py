@@ -94,11 +94,9 @@ def test_only_its_own_editable_install_makes_it_installed(
         (info / "direct_url.json").write_text(origin.replace("HOME", str(copy)))
     code = "from runbook.files import uninstalled; print(uninstalled() is None)"
     path = os.pathsep.join(map(str, (tmp_path, copy, packages)))
-    answer = subprocess.run(
-        [sys.executable, "-S", "-c", code],
-        cwd=tmp_path, env={"PYTHONPATH": path}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert answer.stdout.strip() == str(installed)
+    words = [sys.executable, "-S", "-c", code]
+    answer = subprocess.check_output(words, cwd=tmp_path, env={"PYTHONPATH": path}, text=True)
+    assert answer.strip() == str(installed)
 
 
 def test_processes_in_any_folder_find_the_same_packages(
@@ -113,7 +111,5 @@ def test_processes_in_any_folder_find_the_same_packages(
         str(copy.parent),
     ]
     command = [sys.executable, "-P", "-c", "import nsa; print(nsa.__file__)"]
-    found = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == str(copy / "nsa" / "__init__.py")
+    found = subprocess.check_output(command, cwd=tmp_path, env=environ, text=True)
+    assert found.strip() == str(copy / "nsa" / "__init__.py")

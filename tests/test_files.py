@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from runbook.files import make_private_dir, read_given, typed_here, write_atomic
+from tests.factory.programs import program
 
 
 def test_writing_leaves_the_old_file_or_the_new_one(tmp_path: Path) -> None:
@@ -44,23 +45,17 @@ def test_a_named_file_is_read_and_what_has_no_end_is_not(tmp_path: Path) -> None
             read_given(path)
 
 
-@pytest.mark.parametrize(
-    ("started", "path", "typed"),
-    [
-        ("bin/runbook", "", "bin/runbook"),
-        ("bin/runbook", "bin", "runbook"),
-        ("bin/other.py", "", "runbook"),
-    ],
-)
 def test_where_the_program_is_not_on_the_path_its_own_is_typed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: str, path: str, typed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("bin/runbook", "runbook", "bin/other.py"):
-        script = tmp_path / name
-        script.parent.mkdir(exist_ok=True)
-        script.write_text("#!/bin/sh\n")
-        script.chmod(0o755)
+    for name in ("runbook", "other.py"):
+        program(tmp_path / "bin" / name, "true")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(tmp_path / path) if path else "")
-    monkeypatch.setattr(sys, "argv", [started])
-    assert typed_here() == typed
+
+    def typed(started: str, path: str) -> str:
+        monkeypatch.setenv("PATH", path)
+        monkeypatch.setattr(sys, "argv", [started])
+        return typed_here()
+
+    assert typed("bin/runbook", "") == "bin/runbook"
+    assert typed("bin/runbook", str(tmp_path / "bin")) == typed("bin/other.py", "") == "runbook"

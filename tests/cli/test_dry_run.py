@@ -40,17 +40,9 @@ def test_every_phase_in_order_with_its_commands(plan: str) -> None:
     assert any("torchrun --nproc_per_node=2 -m nsa.train" in line for line in commands)
     assert any("python -m pytest -q --pyargs nsa.tests." in line for line in commands)
     baseline = next(line for line in commands if "--steps 100" in line)
-    for word in (
-        "NSA_PREFILL_BATCHED=1",
-        "NSA_SEL_RANGES_V2=1",
-        "NSA_DDP_COMPRESS=bf16",
-        "NSA_DDP_BUCKET_MB=25",
-        "NCCL_ALGO=Ring",
-        "NCCL_PROTO=Simple",
-        "--dataset synthetic",
-        "--ddp 1",
-    ):
-        assert word in baseline, word
+    settings = {"NSA_PREFILL_BATCHED=1", "NSA_SEL_RANGES_V2=1", "NSA_DDP_COMPRESS=bf16"}
+    settings |= {"NSA_DDP_BUCKET_MB=25", "NCCL_ALGO=Ring", "NCCL_PROTO=Simple"}
+    assert settings <= set(baseline.split()) and "--dataset synthetic --ddp 1" in baseline
 
 
 @pytest.mark.parametrize(
@@ -58,7 +50,6 @@ def test_every_phase_in_order_with_its_commands(plan: str) -> None:
     [
         (("run",), "later phases start only if preflight passes (else add --keep-going)"),
         (("run", "--keep-going"), "none: every launch starts (--keep-going)"),
-        (("run", "--phase", "baseline"), ""),
         (("launch",), "each phase starts only if every required check before it passed"),
     ],
 )

@@ -87,10 +87,8 @@ PLAN = {"options": {"plan": "production"}}
     ("record", "changed", "besides"),
     [
         (samples.go(), PLAN, ["verify {}"]),
-        (samples.go(), {"profile_document": {"own_trainer": {"x": 1}}}, ["verify {}"]),
         (samples.no_go(), {}, []),
         (samples.no_go(), {"phases": (CRASHED,)}, ["triage {}"]),
-        (samples.no_go(), {"verdict": Verdict.INCOMPLETE, **PLAN}, []),
         (samples.go(), {"verdict": Verdict.PARTIAL}, []),
     ],
 )

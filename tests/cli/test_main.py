@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -53,18 +54,14 @@ def test_no_command_imports_what_it_has_no_use_for(
 
 def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -> None:
     ended = inside("--help", cwd=tmp_path)
-    assert ended.code == 0
-    assert ended.err == ""
+    assert (ended.code, ended.err) == (0, "")
     assert inside("help", cwd=tmp_path).out == ended.out
     one = inside("help", "judge", cwd=tmp_path)
     assert (one.code, one.out) == (0, inside("judge", "--help", cwd=tmp_path).out)
-    lines = ended.out.splitlines()
-    listed = {line.split()[0]: line for line in lines if line.startswith("  ")}
-    assert [name for name in listed if name in COMMANDS] == list(COMMANDS)
-    for code in (*("0 GO", "1 NO-GO", "2 wrong usage", "3 INCOMPLETE"), "70 internal error"):
-        assert f"{code}," in ended.out
-    assert "4 PARTIAL PASS (of the" in ended.out
-    assert "129 SIGHUP, 130 Ctrl-C, 143 SIGTERM\n" in ended.out
+    assert re.findall(r"^  ([a-z]+)  ", ended.out, re.MULTILINE)[: len(COMMANDS)] == [*COMMANDS]
+    told = " ".join(ended.out.split())
+    assert "0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (of the phases" in told
+    assert "70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM" in told
 
 
 def test_the_short_forms_are_the_same_on_every_command() -> None:
@@ -84,7 +81,6 @@ def test_the_short_forms_are_the_same_on_every_command() -> None:
         ("runbook schema | head -n 1; exit ${PIPESTATUS[1]}", 0, "{\n"),
         ("runbook --version <&- >&- 2>&-", 0, ""),
         ("runbook nosuch 2>/dev/full", 2, ""),
-        ("runbook run --steps-scale 0.1 --phase preflight 2>/dev/full", 2, ""),
         ("ulimit -f 0; runbook run --steps-scale 0.1 --phase preflight 2>told", 2, ""),
     ],
 )

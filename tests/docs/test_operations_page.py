@@ -58,13 +58,13 @@ def program_of(line: str) -> str:
 
 
 LINES = commands(TEXT)
-BLOCK = [line for line in LINES if line.startswith("export")]
+BLOCK = [word for line in LINES if line.startswith("export") for word in shlex.split(line)[1:]]
+DOCUMENTED = dict(word.split("=", 1) for word in BLOCK)
 BY_HAND = [line for line in LINES if " -m nsa.train " in line]
 SIGNAL = [line for line in LINES if line.startswith(("cd ", "kill "))]
 SAMPLED = [line for line in LINES if line.startswith("watch ")]
 FOLLOWED = [line for line in LINES if line.startswith("tail ")]
 PLANNED = [line for line in LINES if "runbook run" in line and "--resume RUN" not in line]
-SHOWN = ["runbook toggles"]
 
 
 @pytest.mark.parametrize("line", PLANNED)
@@ -95,11 +95,6 @@ def test_the_page_begins_with_the_cheatsheet_and_types_it_under_all_phases() -> 
     assert len(typed) >= 9 and all("--phase all" in line for line in typed)
 
 
-def test_toggles_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(shlex.split(SHOWN[0])[1:]) == 0
-    assert set(TOGGLES) <= set(capsys.readouterr().out.split())
-
-
 def test_every_toggle_on_the_page_exists() -> None:
     named = set(re.findall(r"\bNSA_[A-Z0-9_]+\b", TEXT))
     assert named <= set(TOGGLES)
@@ -110,16 +105,15 @@ def test_what_is_launched_by_hand_the_trainer_plans(monkeypatch: pytest.MonkeyPa
     """Everything that the trainer checks before it loads torch, of both blocks."""
     monkeypatch.chdir(ROOT)
     two, one = sorted(BY_HAND, key=lambda line: "--ddp 0" in line)
-    exported = dict(word.split("=", 1) for line in BLOCK for word in shlex.split(line)[1:])
     ranks = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "29500"}
-    plan = plan_launch(shlex.split(two.partition(" -m nsa.train ")[2]), exported | ranks)
+    plan = plan_launch(shlex.split(two.partition(" -m nsa.train ")[2]), DOCUMENTED | ranks)
     assert plan.ddp and plan.config.train.steps == 50_000 and plan.flags.save
     words = shlex.split(one)
     typed = dict(word.split("=", 1) for word in words[: words.index("python")])
     alone = plan_launch(words[words.index("nsa.train") + 1 :], typed)
     assert not alone.ddp and alone.config.data.dataset == "fineweb_edu"
     with pytest.raises(NSAError, match="no such toggle"):
-        plan_launch([], {**exported, "NSA_DDP_BUKET_MB": "25"})
+        plan_launch([], {**DOCUMENTED, "NSA_DDP_BUKET_MB": "25"})
 
 
 def test_a_signal_by_hand_reaches_the_rank_and_nobody_else(tmp_path: Path) -> None:
@@ -152,25 +146,21 @@ def test_what_is_followed_is_what_the_documents_follow() -> None:
 
 def test_what_is_measured_is_what_is_launched() -> None:
     """The documented launch, the preset, the profile, and what a GO of it exports are one."""
-    block = re.findall(r"^export (.+)$", TEXT, re.MULTILINE)
-    documented = dict(word.split("=", 1) for line in block for word in shlex.split(line))
     profile = load_profile("a100x2_pcie4")
-    assert documented == profile.variables == load_preset("validated").variables
+    assert DOCUMENTED == profile.variables == load_preset("validated").variables
     setup = prepare(RunOptions(profile="a100x2_pcie4"))
-    assert setup.exports == documented
+    assert setup.exports == DOCUMENTED
     launched = {launch.config for launch in setup.planned if launch.kind == "trainer"}
     assert launched == set(re.findall(r"torchrun .*--config (\S+)", TEXT))
     trained = [one for one in setup.planned if one.argv[0] == "torchrun" and one.kind == "trainer"]
     for launch in trained:
         own = {name for arm in (launch.schedule or NO_ARMS).settings.values() for name in arm}
-        kept = {name: value for name, value in documented.items() if name not in own}
+        kept = {name: value for name, value in DOCUMENTED.items() if name not in own}
         assert kept.items() <= launch.env.items(), launch.name
 
 
 def test_every_phase_of_a_launch_has_the_documented_environment() -> None:
     """Requirement D4, and what is measured is what is launched, to the last leg."""
-    block = [line.removeprefix("export ") for line in BLOCK]
-    documented = dict(word.split("=", 1) for line in block for word in shlex.split(line))
     setup = prepare(RunOptions(profile="a100x2_pcie4", plan="production", without_go=True))
     by_phase = {name: one for name, one in setup.profile.phases.items() if one.stage}
     trained = [one for one in setup.planned if one.phase in by_phase]
@@ -178,7 +168,7 @@ def test_every_phase_of_a_launch_has_the_documented_environment() -> None:
     for launch in trained:
         own = set(by_phase[launch.phase].env)
         assert own <= {"NSA_TB_DISABLE", "NSA_DISABLE_AUX_STATS", "NSA_DISABLE_CSV_LOGS"}
-        kept = {name: value for name, value in documented.items() if name not in own}
+        kept = {name: value for name, value in DOCUMENTED.items() if name not in own}
         assert kept.items() <= launch.env.items(), launch.name
     smoke = next(one for one in trained if one.phase == "smoke")
     assert smoke.steps == 300 and smoke.argv[smoke.argv.index("--dataset") + 1] == "fineweb_edu"

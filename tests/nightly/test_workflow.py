@@ -92,7 +92,6 @@ def test_a_night_after_a_clean_checkout_sees_the_night_before(tmp_path: Path) ->
 
 
 NIGHTLY = COMMANDS["nightly"]
-ROOT = Path(__file__).parents[2]
 
 
 def problems(*words: str) -> list[str]:

@@ -103,27 +103,17 @@ FAULTS: dict[str, tuple[Fault, set[str]]] = {
         steps(lambda step: row(step, loss=5.6)),
         {"constant_column", "unbalanced"},
     ),
-    "torn heartbeat": (
-        lambda folder: edit(folder / "heartbeat_rank0.jsonl", lambda text: text + '{"event":"pro'),
-        {"torn_rows"},
-    ),
     "token of another run": (
         lambda folder: write_beats(folder, 1, beats(1, 120, token="ffff")),
         {"other_run"},
     ),
-    "launch of another run": (file("launch.json", '{"run_token": "ffff"}'), {"other_run"}),
     "lines of another rank": (every_line(1, lambda _: {"rank": 0}), {"other_run"}),
     "silent rank": (silent_rank, {"silent_rank", "rows_and_heartbeats", *ALONE}),
-    "early rank": (
-        every_line(1, lambda one: {"ts": float(str(one["ts"])) - 90}),
-        {"silent_rank"},
-    ),
     "no heartbeats": (
         lambda folder: (folder / "heartbeat_rank1.jsonl").unlink(),
         {"missing_rank", *ALONE},
     ),
     "wall clock back": (line(0, 62, ts=1000), {"clock_back"}),
-    "steps back": (line(0, 62, step=3), {"steps_not_increasing", "unbalanced"}),
     "bad exit": (line(0, -1, code=11), {"failed_exit", *ALONE}),
     "odd fields": (
         every_line(0, lambda one: {name: ODD[name] for name in ODD.keys() & one.keys()}),
