@@ -11,15 +11,7 @@ from phases.kit import fixed_rules, specs
 from phases.kit.case import Case
 from phases.kit.commands import repeated
 from phases.kit.curves import losses, marks, throughputs
-from phases.kit.finding import (
-    Finding,
-    failed,
-    inconclusive,
-    invalid,
-    passed,
-    skipped,
-    warned,
-)
+from phases.kit.finding import Finding, failed, inconclusive, invalid, passed, skipped, warned
 from phases.kit.measure import derived, in_file, rank_value, shown_only
 from phases.kit.rows import Row, RowPhase
 from phases.machine.samples import balance, headroom, utilisation

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nsa.toggles import meaning
 from phases.compare import places, refused, samples
-from phases.compare.ab import AbPhase, Rounds
+from phases.compare.ab import AbPhase
 from phases.kit import fixed_rules, specs
 from phases.kit.case import Case
 from phases.kit.commands import environment
@@ -18,7 +19,10 @@ from phases.training import training_rows
 from runbook.config.phase import PlanContext
 from runbook.records import Measurement, Reason
 from runbook.stats.arms import best_arm_sequential
-from runbook.stats.decision import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, Decided, Decision
+from runbook.stats.decision import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, Decided, Decision, FloatArray
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class BucketSweep(AbPhase):
@@ -62,11 +66,12 @@ class BucketSweep(AbPhase):
             self.row.one("best", self._best),
         )
 
-    def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
+    def decide(
+        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+    ) -> Decision:
         """The best arm: by interim analyses in blocks, else at the planned end."""
-
         plan = BUCKET_PLAN if context.protocol == "blocks" else BUCKET_LAUNCHES_PLAN
-        return best_arm_sequential(rounds.frame, plan=plan, final=rounds.final, steps=rounds.steps)
+        return best_arm_sequential(rounds, plan=plan, final=final, steps=steps)
 
     def _arms_complete(self, case: Case) -> Finding:
         arms = list(self.values(case.context))

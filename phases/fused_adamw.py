@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from nsa.contract import proof_text
 from nsa.toggles import meaning
 from phases.compare import ArmFault, arm_fault, blamed, dropped, places, source_log
-from phases.compare.ab import AbPhase, Rounds
+from phases.compare.ab import AbPhase
 from phases.kit import fixed_rules, spec, specs
 from phases.kit.case import Case
 from phases.kit.commands import environment
@@ -21,12 +21,13 @@ from runbook.config.phase import PlanContext
 from runbook.config.precedence import SAFE_MODE
 from runbook.records import Measurement, Outcome, Reason
 from runbook.stats.arms import non_inferiority, t_quantile
-from runbook.stats.decision import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision
+from runbook.stats.decision import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision, FloatArray
 from runbook.stats.throughput import measured_rows
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+    import pandas as pd
 
 
 _CONFIDENCE = 0.99
@@ -86,16 +87,15 @@ class FusedAdamW(AbPhase):
         """A fault of the fused arm only drops that arm, which row `keep` says."""
         return None if row.what == "keep" else dropped(case, row, self._fault(case))
 
-    def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
+    def decide(
+        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+    ) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
-
-        table = rounds.frame.pivot(index="block", columns="arm", values="value")
+        table = rounds.pivot(index="block", columns="arm", values="value")
         base, variant = (table[arm].tolist() for arm in self.values(context))
         margin = context.profile.limit(spec("fused_margin")).value
         plan = FUSED_PLAN if context.protocol == "blocks" else FUSED_LAUNCHES_PLAN
-        return non_inferiority(
-            base, variant, margin=margin, plan=plan, final=rounds.final, steps=rounds.steps
-        )
+        return non_inferiority(base, variant, margin=margin, plan=plan, final=final, steps=steps)
 
     def _fault(self, case: Case) -> ArmFault | None:
         variant, launches = self.variant(case.context), case.evidence.launches

@@ -18,8 +18,7 @@ from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.training import toggles_row, training_rows
 from phases.training.memory import memory_limit, memory_plateau
-from phases.training.own import own_memory_limit, own_plateau
-from phases.training.own_loss import own_learns
+from phases.training.own import own_learns, own_memory_limit, own_plateau
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
 from phases.training.stability import gates, no_halt, selection, steadiness

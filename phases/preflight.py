@@ -15,8 +15,7 @@ from phases.kit.measure import against
 from phases.kit.playbook import playbook
 from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings, devices
-from phases.machine.bisection import bisection_rows, group_launches, next_launch
-from phases.machine.nodes import node_rows
+from phases.machine.nodes import bisection_rows, group_launches, next_launch, node_rows
 from runbook.config.phase import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import JUnitCase, PhaseEvidence

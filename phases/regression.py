@@ -14,7 +14,7 @@ from phases.kit import specs
 from phases.kit.case import Case, optional
 from phases.kit.commands import trainer_launch
 from phases.kit.finding import Finding, incomplete, invalid, passed, warned
-from phases.kit.measure import decided, derived
+from phases.kit.measure import decided, estimated
 from phases.kit.rows import Row, RowPhase, contract_only, ends, first_problem
 from phases.training import require_sound, training_rows
 from phases.training.plausible import alike
@@ -240,16 +240,10 @@ def _pace(case: Case) -> Finding:
     if decision.go_on:
         paths = [one.path for one in (*first, *second)]
         raise incomplete(Reason.NOT_RUN, decision.reason, evidence=paths)
-    value = derived(
-        second[0],
-        name="head_over_reference",
-        value=decision.estimate if decision.estimate is not None else 1.0,
-        unit="ratio",
-        n=decision.n,
-        interval=decision.interval,
-        note=_basis(case),
+    value = estimated(
+        second[0], decision, name="head_over_reference", unit="ratio", note=_basis(case),
         also=[*second, *first],
-    )
+    )  # fmt: skip
     reason = f"{decision.reason} ({_basis(case)})"
     ratios = [math.log(_ratio(*pair)) for pair in zip(first, second, strict=True)]
     spread = statistics.stdev(ratios)

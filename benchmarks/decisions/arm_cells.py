@@ -239,7 +239,7 @@ def faster_cells() -> Iterator[Cell]:
         ratios = values[:, 1] / values[:, 0]
         won, lost = (lower_bound(list(one)) > 1.0 for one in (ratios, 1 / ratios))
         said = Decided.PASS if won else Decided.FAIL if lost else Decided.INCONCLUSIVE
-        return Decision(outcome=said, error_rate=plan.error, n=plan.units, unit="", reason="")
+        return Decision(outcome=said, n=plan.units, reason="")
 
     for noise in NOISES:
         no = (Claim("PASS", plan.error, at_limit=True),)

@@ -30,7 +30,6 @@ from phases.kit.rows import Row
 from phases.training.plausible import differences
 from runbook.records import Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
-from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.arms import complete_rounds, t_quantile
 from runbook.stats.throughput import StatisticsError, block_throughputs, effective
 
@@ -191,14 +190,7 @@ def reproduces_baseline(
         reason = "one baseline launch has no interval; `--protocol single` cannot check its control"
         return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
     low, high = _prediction_interval(rates)
-    value = derived(
-        control,
-        name="control",
-        value=float(control.value),
-        unit=TOKENS_PER_SECOND,
-        interval=(low, high),
-        also=launches,
-    )
+    value = derived(control, name="control", interval=(low, high), also=launches)
     expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
     reason = f"control {float(control.value):.4g} tok/s, {expected}"
     if low <= float(control.value) <= high:

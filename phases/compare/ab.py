@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -27,19 +27,6 @@ from runbook.stats.throughput import block_step_times, block_throughputs
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rounds:
-    """What a comparison is decided from: complete rounds of all its arms.
-
-    frame: columns arm, block, value. steps: of blocks the seconds of each step, [rounds, arms,
-    steps]. final: no more rounds will come.
-    """
-
-    frame: pd.DataFrame
-    steps: FloatArray | None = None
-    final: bool = True
 
 
 class AbPhase(RowPhase):
@@ -68,21 +55,25 @@ class AbPhase(RowPhase):
         """The arm that must reproduce the baseline phase."""
 
     @abstractmethod
-    def decide(self, context: PlanContext, rounds: Rounds) -> Decision:
-        """The decision from these rounds; not asked in an A/A."""
+    def decide(
+        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+    ) -> Decision:
+        """The decision from complete rounds, by columns arm, block and value; not asked in an A/A.
+
+        steps: of blocks the seconds of each step, [rounds, arms, steps]. final: no more will come.
+        """
 
     @abstractmethod
     def choice(self, case: Case) -> str | None:
         """The toggle's value for later phases; not asked in an A/A."""
 
-    def judged(self, context: PlanContext, rounds: Rounds) -> Decision:
+    def judged(
+        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+    ) -> Decision:
         """`decide`, or of equal arms: does either look better than the other?"""
-
         if context.aa:
-            return best_arm_sequential(
-                rounds.frame, plan=AA_PLAN, steps=rounds.steps, final=rounds.final
-            )
-        return self.decide(context, rounds)
+            return best_arm_sequential(rounds, plan=AA_PLAN, steps=steps, final=final)
+        return self.decide(context, rounds, steps, final=final)
 
     def may_fail(self, context: PlanContext, arm: str) -> bool:  # noqa: ARG002
         """Whether the comparison can do without this arm."""
@@ -155,8 +146,8 @@ class AbPhase(RowPhase):
         whole, _ = complete_rounds(block_throughputs(log))
         if whole.empty or whole["arm"].nunique() < len(self.values(context)):
             return False
-        rounds = Rounds(frame=whole, steps=block_step_times(log, whole), final=False)
-        return not self.judged(context, rounds).go_on
+        steps = block_step_times(log, whole)
+        return not self.judged(context, whole, steps, final=False).go_on
 
     def effect_problems(self, case: Case) -> Iterator[str]:
         """Why an arm is not proven to have run with its value, over all arms and rounds."""
@@ -173,8 +164,7 @@ class AbPhase(RowPhase):
         first = effective_rate(source_log(case, arms))
         names = dict.fromkeys(place.launch for place in places(case, arms))
         logs = [effective_rate(case.log(name)) for name in names]
-        value = float(first.value)
-        return derived(first, name=first.name, value=value, unit=first.unit, also=logs)
+        return derived(first, also=logs)
 
     def decision(self, case: Case) -> Decision:
         """The decision on this evidence; raises a finding where its launches do not count."""
@@ -183,7 +173,7 @@ class AbPhase(RowPhase):
         frame = samples(case, list(self.values(case.context)))
         blocks = case.context.protocol == "blocks"
         steps = block_step_times(case.log(commands.INTERLEAVED), frame) if blocks else None
-        return self.judged(case.context, Rounds(frame=frame, steps=steps))
+        return self.judged(case.context, frame, steps, final=True)
 
     def answer(self, case: Case, decision: Decision, *, note: str = "") -> Finding:
         """The decision as a finding; an A/A must not find a difference, in either direction.

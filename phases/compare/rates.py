@@ -27,7 +27,6 @@ from runbook.accounts.clocks import BusySteps, clock_ratio
 from runbook.accounts.workload import COPY_TOLERANCE
 from runbook.config.limits import IDLE_MFU
 from runbook.records import Measurement, Outcome, Reason, Table
-from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.launches import meets_target
 
 
@@ -61,9 +60,7 @@ def launch_rate(case: Case, name: str) -> Measurement:
     clock = rank_value(rank, "clock_ratio", slowest)
     slower = float(rate.value) / slowest
     note = f"by the clock of rank {rank.rank}, {slowest - 1:.2%} slower than dt_s"
-    return derived(
-        rate, name=rate.name, value=slower, unit=rate.unit, note=note, also=[rate, clock]
-    )
+    return derived(rate, value=slower, note=note, also=[rate, clock])
 
 
 def last50s(case: Case, names: Sequence[str]) -> tuple[Measurement, ...]:
@@ -81,15 +78,8 @@ def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
     """Geometric mean of the launches' throughputs, with every launch's file and window."""
     rates = launch_rates(case, names)
     logs = [math.log(float(rate.value)) for rate in rates]
-    return derived(
-        rates[0],
-        name="throughput",
-        value=math.exp(sum(logs) / len(logs)),
-        unit=TOKENS_PER_SECOND,
-        n=len(rates),
-        note=f"tokens / time, mean of {len(rates)} launches",
-        also=rates,
-    )
+    mean, note = math.exp(sum(logs) / len(logs)), f"tokens / time, mean of {len(rates)} launches"
+    return derived(rates[0], name="throughput", value=mean, n=len(rates), note=note, also=rates)
 
 
 def throughput(case: Case, names: Sequence[str]) -> Finding:

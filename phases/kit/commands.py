@@ -119,12 +119,7 @@ def launches_per_arm(context: PlanContext, phase: str) -> int:
 
 
 def repeated(
-    context: PlanContext,
-    *,
-    phase: str,
-    purpose: str,
-    ddp: bool = True,
-    named: str = "run",
+    context: PlanContext, *, phase: str, purpose: str, ddp: bool = True, named: str = "run"
 ) -> list[Launch]:
     """The same launch several times, or one long one under `--protocol single`.
 

@@ -8,8 +8,9 @@ from functools import partial
 from typing import Any
 
 from nsa.contract import HEARTBEATS
+from phases.kit import table
 from runbook.config.limits import Limit
-from runbook.records import Confidence, Kind, LaunchStatus, Measurement, Outcome, Reason
+from runbook.records import Confidence, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.text import listed
 
@@ -84,35 +85,8 @@ def whole(launch: LaunchEvidence, file: str, kind: str) -> None:
         raise invalid(Reason.DAMAGED_ARTIFACT, problems[0], evidence=(launch.path(kind),))
 
 
-# (outcome, code, topic) of a launch that did not finish. A fault of the trainer is FAIL; what we
-# cut off ourselves is missing evidence; a config that the trainer refuses is a wrong environment.
-_ENDINGS: dict[LaunchStatus, tuple[Outcome, Reason, str]] = {
-    LaunchStatus.CRASHED: (Outcome.FAIL, Reason.CRASH, "crash"),
-    LaunchStatus.CONFIG_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "config"),
-    LaunchStatus.ENVIRONMENT_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "environment"),
-    LaunchStatus.HARDWARE_ERROR: (Outcome.INVALID, Reason.WRONG_ENVIRONMENT, "devices"),
-    LaunchStatus.NON_FINITE: (Outcome.FAIL, Reason.NON_FINITE, "loss"),
-    LaunchStatus.OUT_OF_MEMORY: (Outcome.FAIL, Reason.OUT_OF_MEMORY, "memory"),
-    LaunchStatus.HALTED: (Outcome.FAIL, Reason.HALTED, "halted"),
-    LaunchStatus.PREEMPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED, "preempted"),
-    LaunchStatus.HUNG: (Outcome.FAIL, Reason.HANG, "stall"),
-    LaunchStatus.TIMED_OUT: (Outcome.INCOMPLETE, Reason.TIMEOUT, "timeout"),
-    LaunchStatus.SILENT: (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT, "silent"),
-    LaunchStatus.INTERRUPTED: (Outcome.INCOMPLETE, Reason.INTERRUPTED, "interrupted"),
-    LaunchStatus.NOT_RUN: (Outcome.INCOMPLETE, Reason.NOT_RUN, "not_run"),
-}
 # Its cause says the rest of such an end.
 _SAID = {LaunchStatus.NON_FINITE: "ended"}
-# What one status can stand for asks for different things.
-_KINDS = {
-    Kind.FROZEN: "frozen",
-    Kind.DATA_STALL: "data",
-    Kind.DESYNC: "desync",
-    Kind.HOST_MEMORY: "host_memory",
-    Kind.DISK_FULL: "disk",
-    Kind.AT_EXIT: "at_exit",
-    Kind.PARTED: "parted",
-}
 
 
 def ending(launch: LaunchEvidence) -> Finding:
@@ -122,8 +96,9 @@ def ending(launch: LaunchEvidence) -> Finding:
     name = launch.launch.name
     if result.ok:
         return passed(f"{name} finished in {result.duration_s:.0f} s", evidence=paths)
-    outcome, code, topic = _ENDINGS[result.status]
-    topic = _KINDS.get(result.kind, topic)
+    known = table("endings")
+    outcome, code, topic = known["status"][result.status]
+    topic = known["kind"].get(result.kind, topic)
     if result.could_not_start:
         # The same words in each row of each such launch: one cause, told once.
         reason = f'the trainer cannot run here: "{result.cause}"'
@@ -136,7 +111,8 @@ def ending(launch: LaunchEvidence) -> Finding:
     if result.stopped_at and result.culprit_rank is not None:
         # Where the silent rank was, by its own stack.
         clue = f"Rank {result.culprit_rank} stopped at {', called at '.join(result.stopped_at)}."
-    return Finding(outcome, code, reason, evidence=paths, topic=topic, follows=follows, clue=clue)
+    said = {"evidence": paths, "topic": topic, "follows": follows, "clue": clue}
+    return Finding(Outcome(outcome), Reason(code), reason, **said)
 
 
 def lost_heartbeats(launch: LaunchEvidence) -> list[str]:

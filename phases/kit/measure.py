@@ -20,27 +20,11 @@ if TYPE_CHECKING:
 
 
 def in_file(
-    path: str,
-    sha256: str,
-    name: str,
-    value: float | str | bool,
-    unit: str = "",
-    *,
-    n: int = 1,
-    window: Window | None = None,
-    note: str = "",
+    path: str, sha256: str, name: str, value: float | str | bool, unit: str = "", **more: Any
 ) -> Measurement:
-    """A value read from one file of the run."""
-    return Measurement(
-        name=name,
-        value=value,
-        unit=unit,
-        n=max(n, 1),
-        window=window,
-        path=path,
-        sha256=sha256,
-        note=note,
-    )
+    """A value read from one file of the run; `more` as in `Measurement`."""
+    said = {"window": None, **more, "n": max(more.get("n", 1), 1)}
+    return Measurement(path=path, sha256=sha256, name=name, value=value, unit=unit, **said)
 
 
 def file_value(
@@ -64,13 +48,12 @@ def log_value(
     *,
     rows: Sequence[int] | None = None,
     n: int | None = None,
-    note: str = "",
 ) -> Measurement:
     """A value from the steps of a log; `rows` are first and last position, all by default."""
     first, last = rows if rows else (0, len(log.frame) - 1)
     window = steps_of(log.frame.iloc[first : last + 1])
     count = n if n is not None else last - first + 1
-    return in_file(log.path, log.sha256, name, value, unit, n=count, window=window, note=note)
+    return in_file(log.path, log.sha256, name, value, unit, n=count, window=window)
 
 
 def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> Measurement:
@@ -81,44 +64,22 @@ def rank_value(rank: RankLog, name: str, value: float | str, unit: str = "") -> 
     return in_file(rank.path, rank.sha256, name, value, unit, n=rank.events, window=window)
 
 
-def derived(
-    base: Measurement,
-    *,
-    name: str,
-    value: float | str,
-    unit: str,
-    n: int | None = None,
-    interval: tuple[float, float] | None = None,
-    note: str = "",
-    also: Sequence[Measurement] = (),
-) -> Measurement:
-    """A value computed from a measurement, and from those in `also`, with all their files."""
+def derived(base: Measurement, *, also: Sequence[Measurement] = (), **said: Any) -> Measurement:
+    """A value computed from a measurement, and from those in `also`, with all their files.
+
+    Name, value, unit and n are those of `base` unless they are `said`.
+    """
     files = {source.path: source for one in also for source in one.sources}
-    others = [source for path, source in files.items() if path != base.path]
-    return Measurement(
-        name=name,
-        value=value,
-        unit=unit,
-        n=n or base.n,
-        window=base.window,
-        path=base.path,
-        sha256=base.sha256,
-        interval=interval,
-        note=note,
-        others=tuple(others) or base.others,
-    )
+    others = tuple(source for path, source in files.items() if path != base.path) or base.others
+    own = {"interval": None, "note": "", "stdev": None, **said, "others": others}
+    return base.model_copy(update=own)
 
 
-def estimated(base: Measurement, decision: Decision, *, name: str, unit: str) -> Measurement:
-    """A decision's estimate with its interval, from the file of `base`."""
-    return derived(
-        base,
-        name=name,
-        value=decision.estimate if decision.estimate is not None else math.nan,
-        unit=unit,
-        n=max(decision.n, 1),
-        interval=decision.interval,
-    )
+def estimated(base: Measurement, decision: Decision, **said: Any) -> Measurement:
+    """A decision's estimate with its interval, from the file of `base`; `said` as in `derived`."""
+    value = decision.estimate if decision.estimate is not None else math.nan
+    n = max(decision.n, 1)
+    return derived(base, value=value, n=n, interval=decision.interval, **said)
 
 
 def last50(log: TrainingLog, *, arm: str | None = None) -> Measurement:

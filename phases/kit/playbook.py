@@ -75,27 +75,6 @@ FITS: Mapping[str, Callable[[Situation], bool]] = {
     "short": lambda now: now.seq_len <= _SHORT,
 }
 
-# Whatever a row is about, these are fixed first: only then its own topic's advice applies.
-_FIXED_FIRST = frozenset(
-    {
-        Reason.CRASH,
-        Reason.HANG,
-        Reason.TIMEOUT,
-        Reason.NON_FINITE,
-        Reason.OUT_OF_MEMORY,
-        Reason.LEAK,
-        Reason.HALTED,
-        Reason.FLAKY,
-        Reason.NOT_RUN,
-        Reason.INTERRUPTED,
-        Reason.HARNESS_ERROR,
-        Reason.DAMAGED_ARTIFACT,
-        Reason.MISSING_ARTIFACT,
-        Reason.TOO_FEW_SAMPLES,
-        Reason.NOT_COMPARABLE,
-    }
-)
-
 
 @dataclass(frozen=True)
 class Advice:
@@ -116,10 +95,14 @@ Remedy = tuple[Advice, ...]
 
 @dataclass(frozen=True)
 class Playbook:
-    """Every remedy, by the topic that a row or finding names, and by reason."""
+    """Every remedy, by the topic that a row or finding names, and by reason.
+
+    `fixed_first`: these reasons before what a row is about.
+    """
 
     by_topic: Mapping[str, Remedy]
     by_reason: Mapping[Reason, Remedy]
+    fixed_first: frozenset[Reason]
 
 
 @cache
@@ -131,7 +114,7 @@ def playbook() -> Playbook:
         Reason(name): topics[told["topic"]] if isinstance(told, dict) else _remedy(told)
         for name, told in document["reasons"].items()
     }
-    return Playbook(topics, reasons)
+    return Playbook(topics, reasons, frozenset(map(Reason, document["fixed_first"])))
 
 
 def _remedy(told: Any) -> Remedy:
@@ -166,7 +149,7 @@ def first_of(topic: str, code: Reason, now: Situation, *, own: str = "") -> Advi
 
 def _chosen(topic: str, code: Reason, now: Situation, own: str) -> Remedy:
     book = playbook()
-    its = own or (topic if topic in book.by_topic and code not in _FIXED_FIRST else "")
+    its = own or (topic if topic in book.by_topic and code not in book.fixed_first else "")
     remedy = book.by_topic[its] if its else ()
     return remedy if fitting(remedy, now) else book.by_reason.get(code, ())
 

@@ -6,37 +6,23 @@ A node that differs makes every number of the run one of a mixture, so it is INV
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from phases.kit import CLOCKS_APART_S, CLOCKS_EXACT_S
-from phases.kit.case import Case
-from phases.kit.finding import Finding, invalid, missing, passed, warned
+from nsa.contract import Ceiling
+from phases.kit import CARDS_ALIKE, CLOCKS_APART_S, CLOCKS_EXACT_S, table
+from phases.kit.case import Case, optional
+from phases.kit.commands import ceilings_launch
+from phases.kit.finding import Finding, inconclusive, invalid, missing, passed, skipped, warned
 from phases.kit.rows import Row, RowsOf
-from runbook.records import Confidence, Measurement, Reason
+from phases.machine.ceilings import LAUNCH, as_measurement, measured
+from runbook.config.phase import PlanContext
+from runbook.records import Confidence, Launch, Measurement, Reason
 from runbook.records.evidence import Fact, LaunchEvidence
 from runbook.records.run import NODE_NAMES
 
-# Facts of which another value is another machine, and what a person calls them.
-_ALIKE = {
-    "package.sha256": "code of nsa",
-    "git.sha": "commit",
-    "torch.version": "torch",
-    "torch.cuda": "CUDA of torch",
-    "torch.nccl": "NCCL",
-    "gpu.count": "GPUs",
-    "gpu.names": "GPU",
-    "gpu.driver": "driver",
-    "gpu.memory_total_mib": "GPU memory",
-    "gpu.pcie_gen": "PCIe generation",
-    "gpu.pcie_width": "PCIe width",
-    "gpu.nvlink": "NVLink",
-    "gpu.mig": "MIG",
-    "gpu.power_limit": "power limit",
-    "infiniband.present": "InfiniBand",
-    "cpu.count": "CPUs",
-}
 _CLOCK = "clock.offset_s"
 _WRITES = "disk.write_mib_s"
 
@@ -97,15 +83,15 @@ def _nodes(case: Case) -> Finding:
 
 def _alike(case: Case) -> Finding:
     names, value = node_names(case)
-    found, odd = [], dict[str, None]()
-    for name, word in _ALIKE.items():
+    facts, found, odd = table("alike")["nodes"], [], dict[str, None]()
+    for name, word in facts.items():
         said = {node: fact.value for node, fact in _of_nodes(case, name).items()}
         text, nodes = _odd_ones(said, word)
         found += text
         odd |= dict.fromkeys(nodes)
     if found:
         return _wrong("; ".join(found), value, nodes=tuple(odd))
-    return passed(f"{len(_ALIKE)} facts are the same on {', '.join(names)}", measurement=value)
+    return passed(f"{len(facts)} facts are the same on {', '.join(names)}", measurement=value)
 
 
 def _odd_ones(said: dict[str, str | float | bool | None], word: str) -> tuple[list[str], list[str]]:
@@ -158,3 +144,188 @@ def _wrong(reason: str, value: Measurement, *, nodes: Sequence[str] = ()) -> Fin
     sure = Confidence.REPORTED if nodes else Confidence.NONE
     found = invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value, topic="nodes")
     return replace(found, nodes=nodes, confidence=sure)
+
+
+# -- which node slows or spoils the all-reduce of all: a bisection over the nodes -----------------
+#
+# It begins where all nodes together fall short, and takes at most log2(n) + 1 launches:
+#
+# 1. Of the suspects, at first all nodes, the upper half is left out, and all others are measured.
+#    If these are well, the sick node is among those left out, else among the suspects that took
+#    part. So on until one suspect is left: log2(n) launches, each of at least half of the nodes,
+#    none of one node alone.
+# 2. A node is named only where all others are well together, and where some of them with it are
+#    not: the first excludes a second sick node and a switch, the second that it is only their
+#    number. One of the two is known by then; the last launch is the other one, the suspect with a
+#    healthy node where every launch so far was well.
+# 3. Anything else is no single node, or undecided. So are rates too near each other to be told
+#    apart.
+#
+# The answers are read from the launches' own documents, so that the same code says which launch is
+# next and, afterwards, what they mean. The fault has to stay for the minutes that this takes: one
+# that comes and goes may mislead it. A link that is sick between two nodes alone names one of them.
+
+# Of two nodes that share one link nobody can say which one is sick.
+_FEWEST_NODES = 3
+_FLOOR = "ceiling_all_reduce_gb_s"
+
+# Places of nodes in the run's list of them, rising.
+Group = tuple[int, ...]
+
+
+def search(count: int, well: Mapping[Group, bool]) -> Group | int | None:
+    """The group of `count` nodes that is measured next, the sick node, or None: no single one.
+
+    All of them together are not well; `well` has the answers so far, of groups that it asked for.
+    """
+    every, low, high = tuple(range(count)), 0, count
+    while high - low > 1:
+        middle = _middle(low, high)
+        others = every[:middle] + every[high:]
+        if others not in well:
+            return others
+        low, high = (middle, high) if well[others] else (low, middle)
+    others = every[:low] + every[high:]
+    if others not in well:
+        return others
+    if not well[others]:
+        return None
+    if not all(is_well for group, is_well in well.items() if low in group):
+        return low
+    # Left out each time: it is the last one, and the first one was always well.
+    pair = (0, low)
+    return None if pair in well else pair
+
+
+def _middle(low: int, high: int) -> int:
+    return (low + high + 1) // 2
+
+
+def groups(count: int) -> Iterator[Group]:
+    """Every group that a search among so many nodes can ask for, in the order of asking."""
+    if count < _FEWEST_NODES:
+        return
+    every, level, kept = tuple(range(count)), [(0, count)], []
+    while level:
+        halves = [(low, _middle(low, high), high) for low, high in level if high - low > 1]
+        yield from (every[:middle] + every[high:] for _, middle, high in halves)
+        kept += [low for low, middle, _ in halves if middle - low == 1]
+        level = [part for low, middle, high in halves for part in ((low, middle), (middle, high))]
+    # The others were each left out alone before.
+    yield from (every[:low] + every[low + 1 :] for low in kept)
+    if count > _FEWEST_NODES:
+        yield (0, count - 1)
+
+
+def _name(group: Group, count: int) -> str:
+    """`without_5_8` by the places of those left out, counted from one; `pair_1_8`."""
+    if len(group) < count / 2:
+        return f"pair_1_{count}"
+    left = [place + 1 for place in range(count) if place not in group]
+    return f"without_{left[0]}" + (f"_{left[-1]}" if len(left) > 1 else "")
+
+
+def group_launches(context: PlanContext, phase: str) -> list[Launch]:
+    """The all-reduce of each group; they start only as the search asks for them."""
+    count = context.nodes
+    return [
+        ceilings_launch(
+            context,
+            phase=phase,
+            name=_name(group, count),
+            purpose=f"all-reduce of {len(group)} of {count} nodes, to find a sick one",
+            on=group,
+        )
+        for group in groups(count)
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What an all-reduce reached, what is wrong with its results, and whether both are fine."""
+
+    rate: float
+    wrong: str
+    well: bool
+    value: Measurement
+
+    def __str__(self) -> str:
+        return self.wrong or f"{self.rate:.4g} {self.value.unit}"
+
+
+def _answer(case: Case, name: str = LAUNCH) -> _Answer:
+    """Of a launch. Raises a finding where it has no usable numbers."""
+    case.completed(name)
+    limit, found = case.limit(_FLOOR), measured(case, Ceiling.ALL_REDUCE, name)
+    ranks = (*found, *measured(case, Ceiling.LATENCY, name))
+    wrong = next((one.wrong for one in ranks if one.wrong), "")
+    return _Answer(
+        rate=found[0].rate,
+        wrong=wrong,
+        well=not wrong and (not limit.gated or limit.holds(found[0].rate)),
+        value=as_measurement(case, Ceiling.ALL_REDUCE, found[0], name),
+    )
+
+
+def _searched(case: Case) -> tuple[dict[Group, _Answer], Group | int | None]:
+    """The answers of the launches that there are, and where the search is with them."""
+    count, found = case.context.nodes, dict[Group, _Answer]()
+    while True:
+        step = search(count, {group: one.well for group, one in found.items()})
+        if not isinstance(step, tuple) or _name(step, count) not in case.evidence.launches:
+            return found, step
+        found[step] = _answer(case, _name(step, count))
+
+
+def next_launch(case: Case) -> tuple[str, ...]:
+    """The name of the launch that is needed next, where all nodes together fall short."""
+    whole = optional(lambda: _answer(case))
+    if whole is None or whole.well or case.context.nodes < _FEWEST_NODES:
+        return ()
+    searched = optional(lambda: _searched(case))
+    step = searched[1] if searched else None
+    return (_name(step, case.context.nodes),) if isinstance(step, tuple) else ()
+
+
+def bisection_rows(context: PlanContext) -> tuple[Row, ...]:
+    """The row that names a sick node, where there are enough of them."""
+    many = context.nodes >= _FEWEST_NODES
+    return (RowsOf("preflight").one("slow_node", _sick_node),) if many else ()
+
+
+def _sick_node(case: Case) -> Finding:
+    whole, limit = _answer(case), case.limit(_FLOOR)
+    if whole.well and not limit.gated:
+        return skipped(
+            Reason.NOT_GATED, "no floor decides on this profile", measurement=whole.value
+        )
+    if whole.well:
+        return passed(f"none: all together reach {whole}", measurement=whole.value)
+    (names, _), (found, step) = node_names(case), _searched(case)
+    if isinstance(step, tuple):
+        case.completed(_name(step, case.context.nodes))
+    if len(names) != case.context.nodes:
+        raise missing(f"the names of {len(names)} nodes are known, of {case.context.nodes}")
+    told = ", ".join(f"{_in_words(names, group)} {one}" for group, one in found.items())
+    text = f"all together {whole}, {told}{f'; the floor is {limit.value:g}' if limit.gated else ''}"
+    files = [one.value.path for one in found.values()]
+    undecided = partial(inconclusive, Reason.UNDECIDED, measurement=whole.value, evidence=files)
+    sick = partial(invalid, Reason.WRONG_ENVIRONMENT, measurement=whole.value, evidence=files)
+    fast = [one.rate for one in found.values() if one.well]
+    slow = [one.rate for one in (whole, *found.values()) if not one.well and not one.wrong]
+    if all(one.well for one in found.values()):
+        return undecided(f"every part is well, not the whole ({text})")
+    if fast and slow and max(slow) > CARDS_ALIKE * min(fast):
+        return undecided(f"slow and fast are not {1 - CARDS_ALIKE:.0%} apart ({text})")
+    if not isinstance(step, int):
+        return sick(f"no single node: several, their switch, or a setting ({text})")
+    reason = f"{'wrong' if whole.wrong else 'slow'}: {names[step]} ({text})"
+    title = f"node {names[step]} {'spoils' if whole.wrong else 'slows'} the all-reduce of all nodes"
+    return sick(reason, title=title, nodes=(names[step],), confidence=Confidence.CONFIRMED)
+
+
+def _in_words(names: Sequence[str], group: Group) -> str:
+    """`without n4, n5`, or `n0 with n7`."""
+    left = [name for place, name in enumerate(names) if place not in group]
+    pair = len(group) < len(left)
+    return " with ".join(names[i] for i in group) if pair else f"without {', '.join(left)}"

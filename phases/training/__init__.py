@@ -27,8 +27,7 @@ from phases.machine import other_work
 from phases.machine.device_changes import device_changes
 from phases.training.as_planned import as_planned, effect_problem, slow_way, toggles_in_force
 from phases.training.balance import as_written, balanced, learned_from
-from phases.training.own import own_ranks
-from phases.training.own_loss import norms_not_finite
+from phases.training.own import norms_not_finite, own_ranks
 from phases.training.plausible import alike, check_plausible, mfu_of
 from runbook.config.limits import IDLE_MFU
 from runbook.records import LaunchStatus, Outcome, Reason

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.toggles import TOGGLES
-from phases.kit import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE
+from phases.kit import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE, table
 from phases.kit.case import Case, once
 from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import log_value
@@ -167,49 +167,6 @@ def mfu_of(case: Case, env: Mapping[str, Any], toks_per_s: float) -> float | Non
     return toks_per_s * per_token / (peak * 1e12 * int(env.get("world_size") or 1))
 
 
-# How exactly a product may be computed; which SDPA kernels are allowed follows from the toggles.
-_PRECISION = (
-    "float32_matmul_precision",
-    "tf32_matmul",
-    "tf32_cudnn",
-    "bf16_reduced_precision_reduction",
-    "fp16_reduced_precision_reduction",
-    "fp16_accumulation",
-)
-# What must be equal in env.json for numbers of two launches to be compared.
-_SAME: tuple[str, ...] = (
-    "git.sha",
-    "git.diff_sha256",
-    "package.sha256",
-    "versions.torch",
-    "versions.cuda",
-    "versions.nccl",
-    "versions.driver",
-    "versions.triton",
-    "device.type",
-    "device.name",
-    "world_size",
-    "config_sha256",
-    "effective",
-    "attention.window.value",
-    "config",
-    *(f"policies.{name}" for name in _PRECISION),
-)
-# Free text and where results go; both differ without meaning anything.
-_IGNORED = (
-    "config.train.out_dir",
-    "config.train.steps",
-    # What counts is whether checkpointing really ran: effective.gradient_checkpointing.
-    "config.runtime.gradient_checkpointing",
-    "effective.steps",
-    "effective.schedule_steps",
-    "effective.attention_path_reason",
-    "effective.gradient_checkpointing_reason",
-)
-# Passive toggles that take time from the steps all the same.
-_TAKE_TIME = ("NSA_DISABLE_AUX_STATS", "NSA_MEM_DUMP_EVERY")
-
-
 def differences(
     left: Mapping[str, Any], right: Mapping[str, Any], *, but: Sequence[str] = ()
 ) -> list[str]:
@@ -217,7 +174,7 @@ def differences(
 
     `but` names keys that may differ, because they are what is compared.
     """
-    skip = {*_IGNORED, *but}
+    skip = {*table("alike")["but"], *but}
     return [
         f"{key}: {one!r} against {other!r}"
         for key, one, other in facts.differences(_facts(left), _facts(right))
@@ -261,13 +218,15 @@ def _copied(case: Case, names: Sequence[str]) -> str:
 
 def _facts(env: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for key in _SAME:
+    for key in table("alike")["launches"]:
         value: Any = env
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         found[key] = value
     given = recorded_toggles(env)
     for name, toggle in TOGGLES.items():
-        if toggle.reader == "trainer" and (not toggle.passive or name in _TAKE_TIME):
+        if toggle.reader == "trainer" and (
+            not toggle.passive or name in table("alike")["take_time"]
+        ):
             found[f"toggles.{name}"] = given.get(name, toggle.default)
     return found

@@ -38,20 +38,14 @@ def storage(case: Case, names: Sequence[str]) -> Finding:
     size = checkpoint_gib(parameters)
     count = CHECKPOINTS_KEPT
     needed = count * size * DISK_MARGIN
-    value = derived(free, name="disk_free", value=float(free.value), unit="GiB")
+    value = derived(free, name="disk_free", unit="GiB")
     text = (
         f"{float(free.value):.1f} GiB free, {count} checkpoints of {size:.2f} GiB "
         f"(12 bytes a parameter) need {needed:.1f} GiB with a margin of {DISK_MARGIN - 1:.0%}"
     )
     if float(free.value) >= needed:
         return passed(text, measurement=value)
-    return invalid(
-        Reason.WRONG_ENVIRONMENT,
-        text,
-        measurement=value,
-        evidence=(free.path,),
-        topic="disk",
-    )
+    return invalid(Reason.WRONG_ENVIRONMENT, text, measurement=value, topic="disk")
 
 
 def checkpoint_time(case: Case, names: Sequence[str]) -> Finding:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.decision import (
     BUCKET_PLAN,
     REGRESSION_PLAN,
@@ -171,8 +170,7 @@ def judge_rounds(arms: Sequence[str], values: FloatArray, *, error: float) -> De
     """
     rounds = values.shape[0]
     if rounds < MIN_ROUNDS:
-        few = {"error_rate": error, "unit": "ratio", "details": {"futile": False}}
-        return too_few(rounds, "complete round(s)", MIN_ROUNDS, **few)
+        return too_few(rounds, "complete round(s)", MIN_ROUNDS, details={"futile": False})
     mean, bar = _pairwise(np.log(values))
     critical = t_quantile(error / 2, rounds - 1)
     lower = mean - critical * bar
@@ -198,9 +196,7 @@ def judge_rounds(arms: Sequence[str], values: FloatArray, *, error: float) -> De
         winner=arms[leader] if beats_all.size else None,
         estimate=ratio,
         interval=interval,
-        error_rate=error,
         n=rounds,
-        unit="ratio",
         reason=says,
         details={"futile": futile},
     )
@@ -250,7 +246,7 @@ def non_inferiority(
         UsageError: values that are not positive numbers, different lengths, margin out of range.
     """
     between("margin", margin, 0.0, 0.5)
-    first, second = paired(("baseline", "variant"), baseline, variant, unit=TOKENS_PER_SECOND)
+    first, second = paired(("baseline", "variant"), baseline, variant)
     logs = np.log(second) - np.log(first)
 
     def analyze(rounds: int, spend: float) -> Decision:
@@ -273,7 +269,7 @@ def _non_inferior(
     """`errors` are those of keeping and of dropping here, `whole` is that of all analyses."""
     keep_error, error = errors
     if logs.size < MIN_ROUNDS:
-        return too_few(logs.size, "round(s)", MIN_ROUNDS, error_rate=error, unit="ratio")
+        return too_few(logs.size, "round(s)", MIN_ROUNDS)
     ratio, (low, _) = log_bounds(logs, keep_error)
     _, (_, high) = log_bounds(logs, error)
     _, (worst, _) = log_bounds(logs, GROSS_ERROR * keep_error / whole)
@@ -287,7 +283,7 @@ def _non_inferior(
         outcome, says = Decided.DROP, f"more than {margin:.1%} slower"
     else:
         says = f"cannot tell whether more than {margin:.1%} slower"
-    return of_ratio(outcome, ratio, (low, high), error, logs.size, "variant", says)
+    return of_ratio(outcome, ratio, (low, high), logs.size, "variant", says)
 
 
 def regression(
@@ -311,11 +307,10 @@ def regression(
         UsageError: values that are not positive numbers, or different lengths.
     """
     plan, error = REGRESSION_PLAN, REGRESSION_PLAN.error
-    first, second = paired(("reference", "head"), reference, head, unit=TOKENS_PER_SECOND)
+    first, second = paired(("reference", "head"), reference, head)
     whole = plan.first + plan.more
     if first.size < plan.first:
-        few = {"error_rate": error, "unit": "ratio", "go_on": True}
-        return too_few(first.size, "round(s)", MIN_ROUNDS, **few)
+        return too_few(first.size, "round(s)", MIN_ROUNDS, go_on=True)
     logs = np.log(second) - np.log(first)
     _, (_, early) = log_bounds(logs[: plan.first], plan.suspicion)
     if early >= 1.0:
@@ -328,26 +323,18 @@ def regression(
         _, (_, late) = log_bounds(logs[:whole], error)
         outcome, says = (Decided.FAIL, "slower") if late < 1.0 else (Decided.PASS, "no loss shown")
     ratio, bounds = log_bounds(logs[:used], error)
-    found = of_ratio(outcome, ratio, bounds, error, used, "head", says)
+    found = of_ratio(outcome, ratio, bounds, used, "head", says)
     return replace(found, go_on=outcome is Decided.INCONCLUSIVE)
 
 
 def of_ratio(
-    outcome: Decided,
-    ratio: float,
-    bounds: tuple[float, float],
-    error: float,
-    n: int,
-    what: str,
-    says: str,
+    outcome: Decided, ratio: float, bounds: tuple[float, float], n: int, what: str, says: str
 ) -> Decision:
     """A decision about the ratio of two throughputs of n rounds; `what` is compared."""
     return Decision(
         outcome=outcome,
         estimate=ratio,
         interval=bounds,
-        error_rate=error,
         n=n,
-        unit="ratio",
         reason=f"{what} {percent(ratio, bounds, f'{n} rounds')}: {says}",
     )

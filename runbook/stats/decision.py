@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runbook.errors import UsageError
+from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.records.outcome import Outcome
 from runbook.stats.throughput import MAD_TO_SIGMA
 
@@ -57,12 +58,10 @@ class Decision:
     Attributes:
         outcome: what is decided.
         winner: the arm to use, only with WINNER.
-        estimate: the estimated quantity, in `unit`; None where there is too little data.
-        interval: lower and upper bound; each is one-sided at `error_rate` unless the function
-            says otherwise, so together they make a 1 - 2 * error_rate interval.
-        error_rate: the declared chance of the wrong answer at the limit in question.
+        estimate: the estimated quantity; None where there is too little data.
+        interval: lower and upper bound; each is one-sided at the declared error unless the
+            function says otherwise, so together they make a 1 - 2 * error interval.
         n: independent units of evidence (rounds, launches, pairs, batches or rows).
-        unit: unit of estimate and interval ("ratio", "tok/s", "share", "MiB").
         reason: one sentence for people.
         go_on: True if more data of the same plan is to be taken before the answer is final.
         details: further numbers, by name.
@@ -72,9 +71,7 @@ class Decision:
     winner: str | None = None
     estimate: float | None = None
     interval: tuple[float, float] | None = None
-    error_rate: float
     n: int
-    unit: str
     reason: str
     go_on: bool = False
     details: Mapping[str, float | None] = field(default_factory=dict)
@@ -110,14 +107,16 @@ def positive(name: str, values: Iterable[float], *, unit: str) -> FloatArray:
 
 
 def paired(
-    names: tuple[str, str], a: Iterable[float], b: Iterable[float], *, unit: str
+    names: tuple[str, str], a: Iterable[float], b: Iterable[float]
 ) -> tuple[FloatArray, FloatArray]:
-    """Two positive arrays of one length; entry i of both comes from the same round.
+    """Throughputs of two arms, arrays of one length; entry i of both comes from the same round.
 
     Raises:
         UsageError: as `positive`, or the lengths differ.
     """
-    first, second = positive(names[0], a, unit=unit), positive(names[1], b, unit=unit)
+    first, second = (
+        positive(n, v, unit=TOKENS_PER_SECOND) for n, v in zip(names, (a, b), strict=True)
+    )
     if first.size != second.size:
         raise UsageError(
             f"{names[0]} has {first.size} value(s) and {names[1]} {second.size}: they are paired"
@@ -361,17 +360,15 @@ def first_settled(
     """
     reached = plan.due(rounds)
     for count, spend in zip(reached, plan.spends(), strict=False):
-        decision = replace(analyze(count, spend), error_rate=plan.error)
+        decision = analyze(count, spend)
         if count == plan.max_rounds or settled(decision):
             return decision
     if final:
-        return replace(analyze(rounds, plan.unspent(rounds)), error_rate=plan.error)
+        return analyze(rounds, plan.unspent(rounds))
     coming = plan.analyses[len(reached)]
     return Decision(
         outcome=Decided.INCONCLUSIVE,
-        error_rate=plan.error,
         n=rounds,
-        unit="ratio",
         reason=f"undecided after {rounds} of at most {plan.max_rounds} rounds;"
         f" the next interim analysis is after {coming}",
         go_on=True,

@@ -80,9 +80,7 @@ def meets_target(values: Sequence[float] | FloatArray, target: float) -> Decisio
         outcome=outcome,
         estimate=middle,
         interval=interval,
-        error_rate=TARGET_PLAN.error,
         n=array.size,
-        unit=TOKENS_PER_SECOND,
         reason=f"{middle:.4g} against {floor:g} tok/s, {array.size} launch(es): {says}",
     )
 
@@ -116,7 +114,7 @@ def scaling(
     between("limit", limit, 0.0, MOST_SCALING)
     if n < 2:
         raise UsageError(f"n is {n}; scaling needs at least 2 devices")
-    one, many = paired(("t1", "tN"), t1, tN, unit=TOKENS_PER_SECOND)
+    one, many = paired(("t1", "tN"), t1, tN)
 
     def analyze(pairs: int, spend: float) -> Decision:
         return _scaling(one[:pairs], many[:pairs], n, limit, spend)
@@ -146,9 +144,7 @@ def _scaling(one: FloatArray, many: FloatArray, n: int, limit: float, error: flo
         outcome=outcome,
         estimate=estimate,
         interval=interval,
-        error_rate=error,
         n=pairs,
-        unit="share",
         reason=f"E = {estimate:.3f} from {pairs} pair(s): {says}",
     )
 
@@ -179,10 +175,7 @@ LEAST_SPREAD = 0.01
 
 
 def loss_shown(
-    reference: Sequence[float] | FloatArray,
-    head: Sequence[float] | FloatArray,
-    *,
-    allowance: float,
+    reference: Sequence[float] | FloatArray, head: Sequence[float] | FloatArray, *, allowance: float
 ) -> Decision:
     """Is `head` slower than an earlier run by more than `allowance`?
 
@@ -261,9 +254,7 @@ def below_level(
     runs = np.log(positive("history", history, unit=TOKENS_PER_SECOND))[-LEVEL_WINDOW:]
     now = float(np.log(positive("head", [head], unit=TOKENS_PER_SECOND))[0])
     if runs.size < LEVEL_RUNS:
-        return too_few(
-            int(runs.size), "earlier run(s)", LEVEL_RUNS, error_rate=LOSS_ERROR, unit="ratio"
-        )
+        return too_few(int(runs.size), "earlier run(s)", LEVEL_RUNS)
     best = runs[level_runs(runs)]
     steps = np.diff(runs)
     # Successive differences: twice the variance of a run, on two thirds of their number of degrees.
@@ -289,8 +280,6 @@ def _decided(logs: tuple[float, float, float], allowance: float, n: int, says: s
         outcome=outcome,
         estimate=ratio,
         interval=(low, high),
-        error_rate=LOSS_ERROR,
         n=n,
-        unit="ratio",
         reason=f"{percent(ratio, (low, high), says)}: {words}",
     )

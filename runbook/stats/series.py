@@ -36,10 +36,7 @@ SEGMENT = 3
 
 
 def steady(
-    step_times: Sequence[float] | FloatArray,
-    *,
-    tolerance: float = 0.03,
-    stall_limit: float = 0.01,
+    step_times: Sequence[float] | FloatArray, *, tolerance: float = 0.03, stall_limit: float = 0.01
 ) -> Decision:
     """Does the step time stay level over the run?
 
@@ -72,8 +69,8 @@ def steady(
     count = kept.size // size
     period = stall_period(kept)
     if count < FEWEST_BATCHES:
-        needed, known = FEWEST_BATCHES * SHORTEST_BATCH, {"error_rate": ERROR, "unit": "share"}
-        return replace(too_few(kept.size, "steps after warm-up", needed, **known), n=count)
+        needed = FEWEST_BATCHES * SHORTEST_BATCH
+        return replace(too_few(kept.size, "steps after warm-up", needed), n=count)
     # Pauses are capped; the oldest odd steps are left out.
     capped = np.minimum(kept, PAUSE_RATIO * float(np.median(kept)))
     levels = np.log(capped[kept.size - count * size :].reshape(count, size).mean(axis=1))
@@ -102,9 +99,7 @@ def steady(
         outcome=outcome,
         estimate=math.expm1(slope),
         interval=interval,
-        error_rate=ERROR,
         n=count,
-        unit="share",
         reason=f"{says} ({count} batches of {size} steps)",
     )
 
@@ -235,7 +230,7 @@ def memory_plateau(
     """
     at, used, ceiling, goal = _checked(steps, mib, project_to_step, limit)
     if at.size < FEWEST_ROWS:
-        return too_few(at.size, "rows", FEWEST_ROWS, error_rate=ERROR, unit="MiB")
+        return too_few(at.size, "rows", FEWEST_ROWS)
     half = at.size // 2
     before, after = float(used[:half].max()), float(used[half:].max())
     slack = max(SLACK_MIB, SLACK_SHARE * before)
@@ -278,9 +273,7 @@ def memory_plateau(
         outcome=outcome,
         estimate=estimate,
         interval=interval,
-        error_rate=ERROR,
         n=at.size,
-        unit="MiB",
         reason=says,
         details={"slope_mib_per_step": slope},
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from phases.training.own_loss import diverged
+from phases.training.own import diverged
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from tests.own.runs import document, judged, launched, profile_of

@@ -51,13 +51,7 @@ def judged(
     return builder.judge(phase, found, where)
 
 
-def says(
-    check: Answer,
-    wanted: str,
-    *words: str,
-    remedy: str = "",
-    evidence: str = "",
-) -> Answer:
+def says(check: Answer, wanted: str, *words: str, remedy: str = "", evidence: str = "") -> Answer:
     """Assert what a row answered, what its sentence and its remedy say, and a file."""
     assert said(check) == wanted, check.reason
     for one in words:
@@ -69,23 +63,14 @@ def says(
 
 
 def case(
-    phase: str,
-    what: str,
-    change: spoil.Change | None,
-    wanted: str,
-    *words: str,
-    remedy: str = "",
-    evidence: str = "",
-    called: str = "",
-    **options: Any,
+    phase: str, what: str, change: spoil.Change | None, wanted: str, *words: str, **options: Any
 ) -> Any:
-    """A line of a table: the row of the changed launches says this. Options as of `row`."""
-
-    def holds() -> None:
-        check = row(phase, what, change, **options)
-        says(check, wanted, *words, remedy=remedy, evidence=evidence)
-
-    return pytest.param(holds, id=called or "-".join([what, *words[:1]])[:50])
+    """A line of a table: the row of the changed launches says this. Options of `row` and `says`."""
+    told = {name: options.pop(name) for name in ("remedy", "evidence") if name in options}
+    name = options.pop("called", "-".join([what, *words[:1]])[:50])
+    return pytest.param(
+        lambda: says(row(phase, what, change, **options), wanted, *words, **told), id=name
+    )
 
 
 # Two situations that remedies have to fit.

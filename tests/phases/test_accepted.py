@@ -84,6 +84,13 @@ def test_both_sides_take_turns_in_balanced_order() -> None:
     assert len(certain) == 2 * REGRESSION_PLAN.first == len(plan) - 2 * REGRESSION_PLAN.more
 
 
+def test_without_a_reference_nothing_is_planned_and_no_row_vanishes() -> None:
+    where = replace(CPU, reference="")
+    assert Regression().plan(where) == []
+    checks = builder.judge("regression", PhaseEvidence(), where).checks
+    assert {check.outcome for check in checks} == {Outcome.INCOMPLETE}
+
+
 def test_equal_commits_end_after_the_first_rounds() -> None:
     found = slower(1.0, CPU, rounds=REGRESSION_PLAN.first)
     assert not Regression().needs_more(found, CPU)

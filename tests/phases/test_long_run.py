@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runbook.records import Begun, Check, LaunchStatus, Outcome, RankExit, Stop, Stopped
+from runbook.records import Outcome, Stop
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import option
 from tests.phases import answers, builder, spoil, traces
@@ -51,58 +51,7 @@ def test_statistics_of_the_selection_are_told_and_its_size_is_that_of_the_config
     assert kept["sel_forced_share"] == (pytest.approx(FORCED), "share", 121)
 
 
-def spoiled(what: str, change: spoil.Change, name: str) -> Check:
-    """A row of the launches that are stopped, one of which was spoiled."""
-    return row("long_run", what, change, CPU, only=[name])
-
-
-def first_step(rank: int, **values: Any) -> spoil.Change:
-    """What a rank tells of its first step, changed."""
-
-    def put(name: str, value: Any) -> Any:
-        return lambda table: [value, *table[name][1:]]
-
-    return spoil.steps_of(rank, **{name: put(name, value) for name, value in values.items()})
-
-
-def later(column: str) -> spoil.Change:
-    """Another number from the second step on."""
-    return spoil.columns(**{column: lambda t: t[column].where(t.index < 1, t[column] * 1.01)})
-
-
-IGNORED = spoil.result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=0)))
-ONE_WENT_ON = spoil.result(ranks=(RankExit(rank=0, code=0), RankExit(rank=1, code=13)))
-SLOW_TO_SEE = spoil.result(stopped=Stopped(step=186, mono=1000.0))
-UNSAVED = spoil.every_rank(checkpoints=({"path": "checkpoints/step_180"},))
 OTHER_BYTES = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240", "sha256": "b"},))
-FROM_180 = spoil.result(begun=Begun(path="long_run/run/checkpoints/step_180", step=180, sha256=SHA))
-CRASHED = spoil.ended(LaunchStatus.CRASHED)
-
-
-@pytest.mark.parametrize(
-    ("what", "name", "change", "says"),
-    [
-        ("stopped", "stopped", IGNORED, "SIGTERM came at step 183, and it ended after step 184, "
-         "rank 0 with 0, rank 1 with 0; 13 was due"),
-        ("stopped", "stopped", ONE_WENT_ON, "rank 0 with 0; 13 was due"),
-        ("stopped", "resumed", IGNORED, "rank 1 with 0; 10 was due"),
-        ("stopped", "stopped", SLOW_TO_SEE, "rank 0 ended 4 more steps; at most 2 may"),
-        ("stopped", "stopped", UNSAVED, "left no checkpoint of step 184, its last; the newest"),
-        ("stopped", "stopped", CRASHED, "crashed"),
-        ("resumed", "resumed", first_step(1, data="f" * 16),
-         "resumed goes on from step 184, and at step 185 rank 1 reads other data than in run"),
-        ("resumed", "stopped", later("loss"), "from step 182 its loss is not run's"),
-        ("resumed", "stopped", later("grad_norm"), "its grad_norm at step 182 is 1.01, in run 1"),
-        ("resumed", "resumed", later("lr"), "its lr at step 186 is 0.000202, in run 0.0002"),
-        ("resumed", "resumed", FROM_180, "from step 180, and stopped was stopped after step 184"),
-    ],
-)  # fmt: skip
-def test_a_launch_that_is_stopped_and_goes_on(
-    what: str, name: str, change: spoil.Change, says: str
-) -> None:
-    check = spoiled(what, change, name)
-    assert check.outcome is Outcome.FAIL, check.reason
-    assert says in check.reason
 
 
 def test_checkpoints_of_one_step_hold_one_content() -> None:
@@ -119,10 +68,6 @@ def test_checkpoints_of_one_step_hold_one_content() -> None:
     # A launch that was told to end left out the evaluation whose loss a checkpoint has.
     launches["run"] = spoil.every_rank(evaluations=({"step": 240},))(launches["run"])
     says(builder.row("long_run", "resumed", replace(found, launches=launches), CPU), "PASS ok")
-
-
-def test_a_launch_that_ended_before_it_was_told_to_decides_nothing() -> None:
-    says(spoiled("stopped", spoil.result(stopped=None), "resumed"), "INCONCLUSIVE too_few_samples")
 
 
 def test_two_more_launches_go_on_from_a_save_whose_number_has_a_digit_less() -> None:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from nsa.contract import Ceiling
-from phases.machine.bisection import search
-from phases.machine.nodes import node_rows
+from phases.machine.nodes import node_rows, search
 from runbook.config.phase import PlanContext
 from runbook.records import Check, Confidence, LaunchStatus, RankExit
 from runbook.records.evidence import Fact, PhaseEvidence
@@ -135,16 +134,16 @@ def test_rates_that_lie_near_each_other_name_nobody() -> None:
     """0.85 of the fast ones is where cards of one kind are told apart."""
     context = where(8)
     fast = 1.01 * FLOOR
-    for share, wanted in (
-        (0.84, "INVALID wrong_environment"),
-        (0.86, "INCONCLUSIVE undecided"),
-        (0.98, "INCONCLUSIVE undecided"),
-    ):
+    for share, nodes in ((0.84, ("n5",)), (0.86, ()), (0.98, ())):
         check = sick_node(looked_for(context, has(5), slow=share * fast, fast=fast), context)
-        says(
-            check, wanted, "n5 (" if wanted == "INVALID wrong_environment" else "are not 15% apart"
-        )
-        assert bool(check.nodes) is (wanted == "INVALID wrong_environment")
+        assert check.nodes == nodes
+        assert nodes or "are not 15% apart" in check.reason
+
+
+def test_where_no_floor_decides_nothing_more_is_measured() -> None:
+    found = looked_for(where(gated=False), has(2))
+    assert list(found.launches) == ["ceilings"]
+    says(sick_node(found, where(gated=False)), "SKIPPED not_gated")
 
 
 def test_two_nodes_have_one_link_and_nobody_to_ask() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from nsa.contract import CEILINGS_JSON
 from phases import preflight
@@ -115,6 +116,13 @@ def measured(where: PlanContext = WHERE, edit: Edit | None = None, **rates: floa
         return replace(made, ceilings=document)
 
     return builder.evidence("preflight", where, change=change, only=("ceilings",))
+
+
+def test_a_profile_of_gpus_has_to_say_what_is_possible() -> None:
+    hardware = WHERE.profile.hardware.model_dump(mode="json")
+    hardware["peaks"]["warp"] = hardware["peaks"].pop("host_copy")
+    with pytest.raises(ValidationError, match=r"(?s)host_copy is missing.*|unknown warp"):
+        builder.with_profile(WHERE, hardware=hardware)
 
 
 def of_rank_1(third: Any) -> str:

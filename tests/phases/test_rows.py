@@ -22,21 +22,11 @@ from runbook.records.evidence import Fact, PhaseEvidence
 from tests.phases import builder, spoil, traces
 from tests.phases.answers import says
 
+# What a case tells; all else spoils.
 TOLD = {
-    "rows",
-    "cases",
-    "says",
-    "remedy",
-    "evidence",
-    "profile",
-    "context",
-    "only",
-    "speed",
-    "facts",
-    "baseline",
-    "accepted",
-    "value",
-}
+    "rows", "cases", "says", "remedy", "evidence", "value", "profile", "context", "only", "speed",
+    "facts", "baseline", "accepted", "set",
+}  # fmt: skip
 
 
 def listed() -> list[Any]:
@@ -128,7 +118,14 @@ WAYS: dict[str, Any] = {
         "gates.entropy", lambda t: t["entropy"].mask((t.index >= first) & (t.index < last), 0.05)
     ),
     "gates_without": lambda first, last: spoil.at("gates", lambda t: t.drop(t.index[first:last])),
+    "gates_lack": lambda name: spoil.at("gates", lambda table: table.drop(columns=name)),
     "same_data": lambda: lambda made: spoil.steps_of(1, data=made.ranks[0].steps["data"])(made),
+    "first_read": lambda rank, digest: spoil.steps_of(
+        rank, data=lambda table: [digest, *table["data"][1:]]
+    ),
+    "later": lambda name: spoil.columns(
+        **{name: lambda table: table[name].where(table.index < 1, table[name] * 1.01)}
+    ),
     "exits": lambda *ranks: spoil.result(ranks=tuple(RankExit(**rank) for rank in ranks)),
     "worse": lambda arm, by: spoil.columns(
         loss=lambda table: table["loss"] + by * (table["arm"] == arm)
@@ -147,7 +144,7 @@ def changed(case: dict[str, Any]) -> spoil.Change:
     ways = [
         WAYS[name](**how) if isinstance(how, dict) else WAYS[name](*how)
         for name, how in case.items()
-        if name not in {*TOLD, "set"}
+        if name not in TOLD
     ]
     return spoil.both(*ways, *(spoil.at(*one) for one in case.get("set", {}).items()))
 
@@ -168,6 +165,7 @@ def test_what_a_row_says(row: str, case: dict[str, Any]) -> None:
     found = builder.evidence(
         phase, where, change=changed(case), only=case.get("only"), **case.get("speed", {})
     )
+    assert set(case.get("only", found.launches)) & set(found.launches), "no such launch"
     if rates := case.get("baseline"):
         found = replace(found, earlier=builder.baseline_at(*rates))
     if "accepted" in case:

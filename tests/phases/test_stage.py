@@ -171,6 +171,12 @@ def test_a_resumed_launch_is_exact_on_a_cpu_and_within_rounding_on_a_gpu() -> No
     says(resumed(1.01), "FAIL mismatch", "from step 1000")
 
 
+def test_the_extended_smoke_resumes_its_own_last_checkpoint() -> None:
+    run, second = planned("extended")
+    assert run.config_overrides["train.save_every"] == 950
+    assert (second.resumes, second.after, second.steps) == ("run", 950, 1000)
+
+
 def test_production_takes_a_leg_between_two_checkpoints() -> None:
     legs = planned("production")
     assert [leg.steps for leg in legs] == list(range(5000, 50_001, 5000))

@@ -71,7 +71,6 @@ def test_between_analyses_it_says_go_on_until_time_is_up() -> None:
     assert (waits.outcome, waits.go_on, waits.estimate) == (Decided.INCONCLUSIVE, True, None)
     assert "the next interim analysis is after 6" in waits.reason
     assert (ended.outcome, ended.n, ended.go_on) == (Decided.TIE, 5, False)
-    assert ended.error_rate == 0.01
 
 
 @pytest.mark.parametrize(("sd", "early"), [(0.005, True), (0.10, False)])

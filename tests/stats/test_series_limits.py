@@ -259,7 +259,7 @@ def test_steps_without_noise_may_be_five_percent_apart() -> None:
 def test_only_an_answer_about_the_arms_rests_on_the_pace(outcome: Decided) -> None:
     times = np.ones((10, 2, 6))
     times[5:] *= 1.5
-    said = Decision(outcome=outcome, error_rate=0.01, n=10, unit="ratio", reason="so")
+    said = Decision(outcome=outcome, n=10, reason="so")
     rests = outcome in (Decided.WINNER, Decided.KEEP, Decided.DROP)
     found = unless_disturbed(replace(said, winner="a"), times)
     assert (found.outcome is Decided.INCONCLUSIVE) is (rests or outcome is Decided.INCONCLUSIVE)

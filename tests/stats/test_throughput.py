@@ -152,6 +152,12 @@ def test_the_typical_pace_has_no_pauses(tmp_path: Path) -> None:
     assert effective(log).value == pytest.approx(512 * 8 / 10)
 
 
+def test_a_step_takes_time(tmp_path: Path) -> None:
+    lines = [row(1), row(2), row(3).replace(",0.125,", ",0.0,"), row(4)]
+    with pytest.raises(StatisticsError, match="step times that are not above zero"):
+        effective(log_of(tmp_path, *lines))
+
+
 def test_columns_that_are_missing_are_named(tmp_path: Path) -> None:
     log = log_of(tmp_path, row(1))
     log = replace(log, frame=log.frame.drop(columns=["arm", "block"]))

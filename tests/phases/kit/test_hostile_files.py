@@ -111,3 +111,11 @@ def test_an_env_json_of_another_shape_is_never_a_pass(tmp_path: Path, phase: str
     rows = {check.id: check for check in judgement.checks}
     for what in ("as_planned", "plausible", "accounts", "oracle"):
         assert rows[f"{phase}.{what}"].outcome is not Outcome.PASS
+
+
+def test_ends_of_ranks_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    made = builder.evidence("baseline", WHERE).launches["run1"]
+    path = traces.write_launch(tmp_path, made) / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "ranks": [{"rank": "x"}]}))
+    said = [remark.message for remark in inspect_path(path.parent).remarks]
+    assert "result.json: its `ranks` are no ends of ranks" in said

@@ -117,3 +117,5 @@ def test_one_comparison(sign: str) -> None:
     expected |= {"<=": (True, True, False), "<": (True, False, False)}
     assert tuple(limit.holds(value) for value in (0.5, 1.0, 1.5)) == expected[sign]
     assert not limit.holds(float("nan"))
+    with pytest.raises(ValueError, match="compares no numbers"):
+        LimitSpec(name="x", unit="", comparator=Comparator.EQUALS, meaning="")
