@@ -18,6 +18,7 @@ from nsa.attention.triton import selected_tiles as tiles
 from nsa.attention.triton.tiles import (
     choose_compressed_cut,
     choose_window_cut,
+    register_limit,
     shape_problem,
 )
 from nsa.config import Way
@@ -208,3 +209,7 @@ def test_nothing_imports_triton_before_it_is_needed() -> None:
 def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
     """As many as give a device 256 programs, of four tiles each at least; S cuts walks short."""
     assert choose_window_cut(CFG, seq_len, pairs).pieces == pieces
+
+
+def test_blackwell_is_given_all_registers() -> None:
+    assert [register_limit(major) for major in (8, 9, 10, 12)] == [None, None, 255, 255]
