@@ -271,7 +271,7 @@ def _slow_phases(injector: Injector) -> None:
 
     STEP is read as the seconds that each takes.
     """
-    from nsa.train import checkpoint, evaluation
+    from nsa.train import checkpoint, settle
 
     seconds = float(injector.step)
 
@@ -284,7 +284,7 @@ def _slow_phases(injector: Injector) -> None:
         return slowly
 
     wrap(checkpoint, "start", slow)
-    wrap(evaluation, "evaluate", slow)
+    wrap(settle, "evaluate", slow)
     injector.step = 1
     at_step(partial(_sleep, seconds=seconds))(injector)
 
@@ -390,7 +390,7 @@ KINDS: dict[str, Install] = {
     "sleep_backward": loss_as(_sleep_in_backward),
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
-    "hang_eval": hang_in("nsa.train.evaluation", "evaluate"),
+    "hang_eval": hang_in("nsa.train.settle", "evaluate"),
     "hang_checkpoint": hang_in("nsa.train.checkpoint", "start"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
     "data_stall": instead("nsa.data.source", "GeneratedSource.fetch", sleep_before),

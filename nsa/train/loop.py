@@ -26,8 +26,7 @@ from nsa.step.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.step.dispatch import needs_trial, trial_step
 from nsa.step.engine import Engine, StepOutcome
 from nsa.step.sync import Arriving, Posted, post
-from nsa.train.evaluation import Evaluations
-from nsa.train.settle import End, Pending, Settler, Tables
+from nsa.train.settle import End, Evaluations, Pending, Settler, Tables
 from nsa.witness.witness import Witness
 
 if TYPE_CHECKING:

@@ -31,9 +31,8 @@ from nsa.launch.ranks import (
 from nsa.model import NSALanguageModel, whole
 from nsa.step.dispatch import is_out_of_memory
 from nsa.step.engine import Engine
-from nsa.train.evaluation import evaluate
 from nsa.train.loop import Loop
-from nsa.train.settle import Tables
+from nsa.train.settle import Tables, evaluate
 from nsa.witness.effect_watch import BlockEvidence, kernel_name
 from nsa.witness.oracle_check import OracleCheck, slope_error
 from nsa.witness.shadow.recompute import loss_again
