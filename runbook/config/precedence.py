@@ -87,7 +87,11 @@ def dropped(environ: Mapping[str, str], own: OwnTrainer | None = None) -> str:
 
 
 def gathered(
-    profile: Profile, typed: Settings, *, shell: Mapping[str, str], preset: Preset | None = None
+    profile: Profile,
+    typed: Settings,
+    *,
+    from_shell: Mapping[str, str],
+    preset: Preset | None = None,
 ) -> Settings:
     """Everything that a person gave for this run, each with its source.
 
@@ -95,14 +99,14 @@ def gathered(
     or of a higher one it is a contradiction, which planning refuses. Raises UsageError that lists
     every unknown variable and bad value of the shell.
     """
-    in_shell = {name: value for name, value in shell.items() if name != CONFIG_VARIABLE}
+    in_shell = {name: value for name, value in from_shell.items() if name != CONFIG_VARIABLE}
     problems = [*variable_problems(in_shell)]
-    if problem := not_one_line(shell.get(CONFIG_VARIABLE, "")):
+    if problem := not_one_line(from_shell.get(CONFIG_VARIABLE, "")):
         problems.append(f"{CONFIG_VARIABLE}: {problem}")
     if problems := [f"in this shell: {text}" for text in problems]:
         raise UsageError(problems)
     layers = [
-        _Layer(source=SHELL, values=in_shell, config=shell.get(CONFIG_VARIABLE, "")),
+        _Layer(source=SHELL, values=in_shell, config=from_shell.get(CONFIG_VARIABLE, "")),
         _Layer(source=TYPED, values=typed.toggles, config=typed.config),
     ]
     layers = [*_of_preset(preset), *layers] if preset is not None else layers

@@ -157,7 +157,9 @@ def test_a_refused_start_names_all_that_its_dry_run_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The GO that it lacks, and what its documents do."""
-    monkeypatch.setattr(needs, "_problems", lambda documents: iter([f"{documents} is not there"]))
+    monkeypatch.setattr(
+        needs, "_problems", lambda documents, *_: iter([f"{documents} is not there"])
+    )
     for words in (("--dry-run",), ()):
         done = inside("launch", "--profile", "a100x2_pcie4", *words, cwd=tmp_path)
         said = done.out if words else done.err

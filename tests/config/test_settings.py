@@ -69,7 +69,8 @@ OTHERS = {"NSAFE": "1", "CONFIG_SHELL": "/bin/sh", "RUNBOOK_RUN_DIR": "/x", "OMP
 
 def given(*typed: str, preset: str = "", **shell: str) -> Settings:
     named = load_preset(preset) if preset else None
-    return gathered(PROFILE, parse_settings(typed), shell=shell_settings(shell), preset=named)
+    of_shell = shell_settings(shell)
+    return gathered(PROFILE, parse_settings(typed), from_shell=of_shell, preset=named)
 
 
 def test_settings_of_a_shell_are_the_families_and_config() -> None:

@@ -144,26 +144,23 @@ UNPLANNED = (Toy("baseline", breaks="plan"), Toy("nvtx", breaks="plan"))
 
 
 @pytest.fixture
-def begun(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunRecord, Path]:
+def begun(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of a run of two phases in which nothing was launched."""
-    record, whole = once(tmp_path_factory, "unplanned", lambda folder: made(folder, *UNPLANNED))
-    return record, Path(shutil.copytree(whole, tmp_path / whole.name))
+    whole = once(tmp_path_factory, "unplanned", lambda folder: made(folder, *UNPLANNED)[1])
+    return Path(shutil.copytree(whole, tmp_path / whole.name))
 
 
-@pytest.mark.parametrize("cut_off", [False, True])
 @pytest.mark.parametrize("what", sorted(identity()))
 def test_another_commit_machine_or_software_is_refused_by_name(
-    begun: tuple[RunRecord, Path], what: str, cut_off: bool, monkeypatch: pytest.MonkeyPatch
+    begun: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing added, nothing again: the rows of two commits would stand under the name of one."""
-    _, folder = begun
-    if cut_off:
-        cut_after(folder, "phase_finished")
-    before = (folder / EVENTS_FILE).read_bytes()
+    cut_after(begun, "phase_finished")
+    before = (begun / EVENTS_FILE).read_bytes()
     monkeypatch.setattr("runbook.engine.resuming.identity", lambda: identity() | {what: "another"})
     with pytest.raises(UsageError, match=rf"(?i){what}.* then, another now"):
-        resumed(folder, *UNPLANNED)
-    assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
+        resumed(begun, *UNPLANNED)
+    assert (begun / EVENTS_FILE).read_bytes() == before, "nothing was begun"
 
 
 def test_what_the_collectors_wrote_is_kept_with_preflights_earlier_attempt(tmp_path: Path) -> None:

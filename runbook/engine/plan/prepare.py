@@ -182,7 +182,7 @@ def prepare(options: RunOptions) -> Setup:
         preset = load_preset(options.preset) if options.preset else None
     if profile and settings:
         with _told(problems):
-            settings = gathered(profile, settings, shell=options.from_shell, preset=preset)
+            settings = gathered(profile, settings, from_shell=options.from_shell, preset=preset)
         profile = with_config(profile, settings.config)
         if options.plan:
             # A GO is asked for only once the rest is right: it has to be one of these settings.
