@@ -89,6 +89,7 @@ def test_a_launch_by_a_plan_has_its_own_numbers_and_the_health_of_the_selection(
     assert found["Throughput"].id == "smoke.throughput" and found["Throughput"].limit
     blocks, forced = found["Blocks that a query attends to"], found["Forced part of these blocks"]
     assert (blocks.value, blocks.limit, blocks.gated) == ("12.25 blocks", "", False)
+    assert not blocks.fails and found["Throughput"].fails
     assert forced.value == "25 %"
     assert "| Blocks that a query attends to | 12.25 blocks | - | - | not gated |" in render(
         record, "md"
