@@ -87,6 +87,15 @@ def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path:
     assert after["step"] == 7 and after["free_mib"] > 0
 
 
+def test_a_rank_whose_process_is_elsewhere_or_gone_has_no_row(tmp_path: Path) -> None:
+    log = ResourceLog(tmp_path)
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    gone = RankState(rank=0, path=tmp_path, pid=child.pid, handle=0)
+    log.look([gone, RankState(rank=1, path=tmp_path)])
+    assert not (tmp_path / RESOURCES_CSV).exists()
+
+
 RECORDED = """
 xid 79 fatal: NVRM: Xid (PCI:0000:b1:00): 79, GPU has fallen off the bus.
 xid 14 fatal: NVRM: Xid (0000:03:00): 14, Channel 00000001
