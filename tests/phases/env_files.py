@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 from typing import Any
@@ -36,7 +35,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
     }
     shape = {"seq_len": work.seq_len, "steps": launch.steps}
     return {
-        **copy.deepcopy(HEALTHY["env"]),
+        "schema_version": 1,
         "run_token": TOKEN,
         "argv": list(launch.argv),
         "git": {
@@ -65,6 +64,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "model": dict(MODEL),
             "nsa": dict(NSA),
         },
+        "config_sha256": "c" * 64,
         "effective": {
             **HEALTHY["effective"],
             **shape,
@@ -81,6 +81,7 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         },
         "attention": attention(work) if cuda else {},
         "toggles": toggles,
+        "notes": [],
         "arms": json.loads(launch.schedule.to_trainer_json()) if launch.schedule else None,
     }
 
