@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsa import torch_env
-from nsa.contract import NSAError
+from nsa.contract import NCCL_FLIGHTS, NSAError
 from nsa.toggles import TOGGLES, parse_toggles, with_safe_mode
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,6 +131,13 @@ def test_debug_detail_never_reaches_ddp_on_gloo() -> None:
     detail = "TORCH_DISTRIBUTED_DEBUG=DETAIL"
     assert _mapped(detail, uses_nccl=False) == ["TORCH_DISTRIBUTED_DEBUG=INFO"]
     assert _mapped(detail) == [detail]
+
+
+def test_nccls_watchdog_writes_its_record_of_a_hang_where_it_is_looked_for() -> None:
+    prefix = f"/runs/x/{NCCL_FLIGHTS.stem}"
+    dumps = torch_env.flight_dumps(prefix)
+    assert dumps["TORCH_FR_DUMP_TEMP_FILE"] == prefix and int(dumps["TORCH_FR_BUFFER_SIZE"]) > 0
+    assert dumps["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
 
 
 def test_both_names_of_the_allocator_are_an_error() -> None:
