@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -89,6 +90,10 @@ def test_the_trainers_own_model_begins_as_it_has_to(cfg: ModelConfig) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
+        (scaled(10.0, ""), r"embedding begins with a deviation of 0\.\d+, has to be 0\.02 \("),
+        # Writers of the residual stream that are not scaled by its depth.
+        (scaled(math.sqrt(6), "out_proj", "down"), r"out_proj begins .*, has to be 0\.008165 "),
+        (scaled(math.sqrt(6), "down"), r"mlp\.down begins with a deviation of .*0\.008165 "),
         (scaled(1.15, "layers.1.mlp.gate_up"), r"gate_up begins .*\(layer 1\)"),
         (part_of("embedding.weight", lambda w: w.add_(0.004)), "embedding begins with a mean of"),
         (

@@ -313,7 +313,8 @@ def test_a_launch_without_a_go_is_not_extended_to_production(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        # As        ({"NSA_DDP_BUCKET_MB": "0.5"}, []),
+        # As the lines to export, which stand above the command that launches, have a shell say it.
+        ({"NSA_DDP_BUCKET_MB": "0.5"}, []),
         ({"NSA_DDP_BUCKET_MB": "1"}, ["NSA_DDP_BUCKET_MB 0.5 then, 1 now"]),
     ],
 )

@@ -14,7 +14,14 @@ from runbook.config.precedence import config_name
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.launch import Budgets
-from runbook.launch.command import Command, build_command, keep_config, pasteable, resolve_config
+from runbook.launch.command import (
+    Command,
+    build_command,
+    build_environment,
+    keep_config,
+    pasteable,
+    resolve_config,
+)
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.factory.programs import program
@@ -29,6 +36,21 @@ def test_torchrun_is_this_python_on_loopback_and_a_free_port(tmp_path: Path) -> 
     assert "--local-addr=127.0.0.1" in command.argv and "--log-dir=/dev/null" in command.argv
     assert f"--rdzv-endpoint=127.0.0.1:{command.port}" in command.argv
     assert command.argv[-5:] == ("--nproc_per_node=2", "-m", "nsa.train", "--steps", "300")
+
+
+def test_only_what_is_installed_is_kept_from_the_folder_of_the_caller() -> None:
+    """Which may have an `nsa/` or a `pytest.py` of its own."""
+    how = {"token": "ab", "run_dir": Path("/runs/x"), "loopback": False}
+    for installed in (True, False):
+        made = build_environment({}, {}, installed=installed, **how)
+        assert ("PYTHONSAFEPATH" in made) is installed
+    for line, ours in (
+        ("python -m torch.distributed.run -m nsa.train --ddp 1", True),
+        ("python -m pytest -q --pyargs nsa.tests.test_modes", True),
+        ("python -m nsa.loopback -m my_trainer", False),
+        ("python train.py", False),
+    ):
+        assert Command(argv=tuple(line.split()), env={}, port=None, steps=1).is_ours is ours
 
 
 def test_only_python_and_torchrun_are_started(tmp_path: Path) -> None:

@@ -133,12 +133,17 @@ def test_a_stall_is_tried_once_more_on_another_port_and_recorded(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("fault", "attempts"), [("nccl", 2), ("watchdog", 2), ("nan", 1), ("raise", 1), ("oom", 1)]
+    ("fault", "attempts"),
+    [("hang", 2), ("nccl", 2), ("watchdog", 2), ("nan", 1), ("raise", 1), ("oom", 1)],
 )
 def test_only_stalls_and_communication_failures_are_tried_again(
     tmp_path: Path, fault: str, attempts: int
 ) -> None:
-    assert run(fake_launch("--fault", fault), tmp_path, retry=True).attempts == attempts
+    result = run(fake_launch("--fault", fault), tmp_path, retry=True)
+    assert result.attempts == attempts
+    assert (result.status is LaunchStatus.HUNG) is (fault == "hang"), "two stalls are a hang"
+    told = [f"attempt {number}: hang" in result.cause for number in (1, 2)]
+    assert told == [fault == "hang"] * 2
 
 
 # The bundled trainer under torchrun: the same promises on the real process tree.

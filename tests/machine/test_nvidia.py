@@ -172,6 +172,8 @@ FAULTS: dict[str, tuple[dict[str, Any], str, Any]] = {
     ),
     "corrected only": ({"dram_correctable": 9}, "gpu.ecc_uncorrected", 0),
     "remap pending": ({"remap_pending": True}, "gpu.remap_pending", True),
+    "remap failed": ({"remap_failure": True}, "gpu.remap_failure", True),
+    "eight lanes": ({"pcie_width": 8}, "gpu.pcie_width", 8),
     "memory in use": ({"used_mib": 40_000}, "gpu.memory_used_mib", 40_000),
     "heat": ({"reasons": ("hw_thermal_slowdown",)}, "gpu.throttle",
              "GPU 1: hardware thermal slowdown"),

@@ -242,7 +242,6 @@ def test_who_leaks_threads_where_there_is_room_for_them_is_to_blame(
 
 _FILLS = """
 from pathlib import Path
-from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, run
 result = run(fake_launch("--fault", "fill", "--on-rank", "0"), Path("small").resolve())
 print(result.status, result.cause)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from runbook.folder.manifest import check_manifest
 from tests.executed import note
 from tests.factory.tables import table
 from tests.own.runs import COUNTING, document
@@ -140,6 +141,23 @@ def test_what_crashes_in_one_phase_is_not_started_in_the_next(tmp_path: Path) ->
     assert cause in told.stderr
     # It trained for 29 steps, and nobody knows more of what it ran on.
     assert "(no training finished; function only" in told.stdout
+
+
+@pytest.mark.slow
+def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
+    made: tuple[Path, list[str]],
+) -> None:
+    words = ("run", "--profile", "./counting.yaml", "--phase", "baseline", "--out=full")
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "runbook", *words],
+            cwd=made[0], text=True, stdout=full, stderr=subprocess.PIPE, check=False,
+        )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    folder = next((made[0] / "full").glob("*/run.json")).parent
+    assert check_manifest(folder) == []
+    assert run.stderr.count("stdout cannot be written (No space left on device)") == 1
+    assert f"the run ended with GO; its files are in full/{folder.name}" in run.stderr
 
 
 AT_EXIT = 'import os; print("terminate called without an active exception", flush=True); os.abort()'

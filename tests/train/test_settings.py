@@ -9,7 +9,7 @@ import pytest
 
 from nsa import torch_env
 from nsa.config import parameter_count
-from nsa.contract import NSAError
+from nsa.contract import NCCL_FLIGHTS, NSAError
 from nsa.launch.plan import plan_launch
 from nsa.settings import ConfigError, load_config
 from nsa.strict_yaml import load_strict
@@ -138,6 +138,13 @@ def test_set_is_as_strict_as_the_file() -> None:
 
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_nccls_watchdog_writes_its_record_of_a_hang_where_it_is_looked_for() -> None:
+    prefix = f"/runs/x/{NCCL_FLIGHTS.stem}"
+    dumps = torch_env.flight_dumps(prefix)
+    assert dumps["TORCH_FR_DUMP_TEMP_FILE"] == prefix and int(dumps["TORCH_FR_BUFFER_SIZE"]) > 0
+    assert dumps["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
 
 
 def test_watchdog_defaults() -> None:

@@ -54,6 +54,18 @@ def test_the_older_form_with_three_runs_appended(tmp_path: Path) -> None:
     assert naive.value == pytest.approx(sum(rates) / 33)
 
 
+def test_the_mean_of_two_rates_that_flatters(tmp_path: Path) -> None:
+    """566 tok/s is the mean of 297 and 835; the same tokens over their time give 438."""
+    write_rows(tmp_path, ["20,5.6,0.0001,297", "40,5.6,0.0001,835"])
+    inspection = inspect_path(tmp_path)
+    rows = inspection.directories[0].training
+    (naive,) = [one for one in rows.statistics if one.name == "toks_per_s_last50_rows"]
+    assert naive.value == 566
+    assert "rates flatters: the same rows as tokens over time give 438.2 tok/s" in naive.note
+    # Who wrote the log has averaged nothing, and is not suspected.
+    assert codes(inspection) == {"window_too_short", *ALONE}
+
+
 LITTLE: dict[str, tuple[Callable[[Path], object], set[str], int]] = {
     "an older run without a slow start": (
         lambda folder: write_rows(folder, legacy_run(first_rate=850.0)),
