@@ -15,6 +15,7 @@ import torch
 
 from nsa.attention.selection import full_float32
 from nsa.data.source import Batch
+from nsa.projection import Columns
 from nsa.tests import built, maths
 from nsa.tests.truth import SLOPES, Truth
 from nsa.witness import oracle
@@ -167,6 +168,61 @@ def test_bf16_has_the_gradients_of_float64_but_for_its_rounding(case: str, folde
         size = float(np.linalg.norm(gradient))
         off = float(np.linalg.norm(found[name] - gradient))
         assert off <= HALF * size, f"d {name} is off by {off / size:.1e} of itself"
+
+
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_every_parameter_is_proven(case: str, folder: Path) -> None:
+    """Each is in one group, rows and all; each group matters; names and rows are the trainer's."""
+    engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
+    covered = {name: np.zeros(value.shape) for name, value in expected.weights.items()}
+    for group in expected.groups.values():
+        for name, rows in group.members:
+            covered[name][rows] += 1
+    assert all((covered[name] == 1).all() for name, _ in engine.model.named_parameters())
+    for name, slopes in expected.slopes.items():
+        assert np.abs(slopes).max() > 1e-5, f"{name} does not matter: {slopes}"
+    columns = Columns(cfg=expected.cfg.attention)
+    ours = oracle.in_proj_rows(columns.cfg)
+    assert {n: rows for n, (rows, _, _) in ours.items()} == columns.slices
+    assert {n: row[1:] for n, row in ours.items()} == {n: columns.shape(n) for n in ours}
+
+
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_every_gate_and_branch_matters(case: str, folder: Path) -> None:
+    """Shut in the oracle, one by one, none can hide: the trainer's model differs by then."""
+    engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
+    logits = built.forward(engine, expected.tokens)
+    heads, blocks = expected.cfg.attention.n_heads, expected.chosen()
+    for number in range(expected.cfg.n_layers):
+        name = f"layers.{number}.attention.gate_bias"
+        open_ = expected.weights[name].reshape(heads, 3)
+        single = [(h, branch) for h in range(heads) for branch in range(3)]
+        for place in [*single, *((slice(None), branch) for branch in range(3))]:
+            shut = open_.copy()
+            shut[place] = -np.inf
+            other = expected.forward({**expected.weights, name: shut.ravel()}, blocks=blocks)
+            assert distance(logits, other.logits) > MATTERS, f"layer {number}: {place}"
+
+
+@pytest.mark.parametrize("case", list(built.CASES))
+def test_selection_selects(case: str, folder: Path) -> None:
+    """More blocks are visible than taken; taken are the best; a worse or illegal choice shows."""
+    expected = truth(case, LONG, folder)
+    cfg = expected.cfg.attention
+    assert (LONG - 1) // cfg.l_sel + 1 > cfg.n_sel
+    for layer, blocks in zip(expected.output.layers, expected.chosen(), strict=True):
+        good = oracle.judge_selection(cfg, layer, blocks)
+        # A margin far above rounding: no machine may choose otherwise.
+        assert (good.illegal, good.differing) == (0, 0) and good.shortfall < -1e-7
+        last = (LONG - 1) // cfg.l_sel
+        left_out = (set(range(last)) - set(blocks[0, -1, 0].tolist())).pop()
+        free = (set(blocks[0, -1, 0].tolist()) - {0, last - 1, last}).pop()
+        worse, illegal = blocks.copy(), blocks.copy()
+        worse[0, -1, 0][worse[0, -1, 0] == free] = left_out
+        illegal[1, -1, 1][illegal[1, -1, 1] == last] = left_out
+        found = oracle.judge_selection(cfg, layer, worse)
+        assert (found.illegal, found.differing) == (0, 1) and found.shortfall > 0
+        assert oracle.judge_selection(cfg, layer, illegal).illegal == 1
 
 
 @pytest.mark.parametrize("way", list(built.WAYS))
