@@ -47,7 +47,7 @@ def is_killed(folder: Path, kind: str, name: str) -> bool:
     path, old, new = defects(kind)[name]
     target = folder / "nsa" / path
     target.write_text(target.read_text().replace(old, new))
-    words = ("-x", "-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist")
+    words = ("-x", "-q", "--tb=no", "-m", "not gpu", "-p", "no:cacheprovider", "-p", "no:xdist")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *words, *TESTS[kind]], cwd=folder, capture_output=True,
         text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)},
@@ -113,9 +113,9 @@ RACES = {
 @needs_triton
 @pytest.mark.parametrize("planted", every(*OF_KERNELS))
 def test_a_defect_of_a_kernel_is_seen(planted: str) -> None:
-    """In a copy of its own; where offsets wrap around the process may read what is nobody's."""
+    """In a copy of its own, whose process may die where it reads or writes what is nobody's."""
     ran = interpreted(planted)
-    if "32_bits" in planted and ran.returncode < 0:
+    if ran.returncode < 0 and not planted.endswith("control"):
         return
     assert ran.returncode == 0, ran.stderr
     problems = json.loads(ran.stdout)[planted]
