@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,9 +18,10 @@ from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.rows import read_rows
 from runbook.machine.gpu import devices as counters
-from runbook.machine.gpu.devices import gpu_samples
+from runbook.machine.gpu.devices import AFTER, gpu_samples, write_devices
 from tests.factory.programs import first_on_path, program
 from tests.launch.helpers import fake_launch, run
+from tests.shared import crowded
 
 
 def until_lines(path: Path, count: int) -> None:
@@ -100,6 +102,18 @@ def test_what_the_sampler_says_of_a_lost_card_is_kept_beside_the_rows(
 
 
 FIXTURES = Path(__file__).parents[1] / "machine" / "fixtures"
+
+
+def test_a_driver_that_hangs_ends_with_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path / "bin", monkeypatch, FIXTURES / "a100x2_pcie4.xml")
+    (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\nexec sleep 30\n")
+    began = time.monotonic()
+    assert write_devices(tmp_path, AFTER, {}, hurry=True) == ()
+    assert time.monotonic() - began < crowded(8)
+    document = json.loads((tmp_path / "devices_after.json").read_text())
+    assert "no answer within 2 s" in document["problem"] and document["source"] == ""
 
 
 SOURCE = Path(__file__).with_name("nvml_stand_in.c")
