@@ -176,7 +176,7 @@ def _spoiled(items: Collection[Any], where: str, problems: list[str]) -> bool:
 _WHY = fields("text: value reason")
 ENV = fields(
     "text: run_token config_sha256; count: world_size nodes; mapping: git versions policies;"
-    "[anything]: notes",
+    "[anything]: notes argv",
     package=fields("text: path sha256"),
     device=fields("text: type name; count: count; [text]: uuids"),
     config=fields(
