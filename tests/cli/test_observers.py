@@ -209,6 +209,15 @@ def test_the_stream_of_a_run(tmp_path: Path) -> None:
     assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"ts": "today"})
 
 
+def test_what_goes_on_is_told_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runbook.cli.run.text.PLAIN_INTERVAL_S", 0.01)
+    err, told = io.StringIO(), threading.Event()
+    monkeypatch.setattr(err, "flush", lambda: "step 30/100" in err.getvalue() and told.set())
+    with TextObserver(Console(stdout=io.StringIO(), stderr=err)) as observer:
+        running(observer, Clock())
+        assert told.wait(30.0)
+
+
 # Whether a terminal gets colors and lines that are redrawn.
 @pytest.mark.parametrize(
     ("variables", "redrawn"), [({"TERM": "xterm"}, True), ({"TERM": "xterm", "CI": "1"}, False)]

@@ -58,6 +58,12 @@ def test_any_curve_is_drawn_inside_the_picture_or_not_at_all(ys: list[float]) ->
         assert drawn == ()
 
 
+def test_curves_of_a_group_share_a_picture_and_others_have_their_own() -> None:
+    curves = [series([1.0, 2.0], name=name) for name in "ab"]
+    curves += [series([1.0, 2.0], name=name, group="g") for name in "cd"]
+    assert [one.kind for one in figures(record(curves=curves))] == ["trace", "trace", "g"]
+
+
 @example((math.inf, -math.inf), 5e-324)
 @QUICK
 @given(st.tuples(ANY, ANY), ANY)
