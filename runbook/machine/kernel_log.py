@@ -2,7 +2,7 @@
 
 The kernel's stamps are not those of any clock that this program can read (its clock is not
 corrected by NTP, and drifts by seconds in months), so a window begins where the log ended when
-the launch began: by position in /dev/kmsg, or by the last line of dmesg.
+the launch began: by position in /dev/kmsg, by the last line of dmesg, by the journal's cursor.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -81,6 +82,7 @@ class KernelLog:
         sources: dict[str, Callable[[], _Read]] = {
             str(kmsg): partial(_kmsg, kmsg),
             "dmesg --raw": _dmesg,
+            "journalctl -k": _journal,
         }
         problems = []
         for name, opened in sources.items():
@@ -153,12 +155,10 @@ _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\]\s?")
 
 def _dmesg() -> _Read:
     """The tool of util-linux: the window is what follows the line that was the last."""
+    tool = _which("dmesg")
 
     def lines() -> list[str]:
-        told = run_tool(["dmesg", "--raw"], timeout_s=_TOOL_TIMEOUT_S)
-        if not told.ok:
-            raise Unreadable(told.problem)
-        return [line for line in told.stdout.splitlines() if line.strip()]
+        return [line for line in _told([tool, "--raw"]) if line.strip()]
 
     last = next(reversed(lines()), None)
 
@@ -170,3 +170,40 @@ def _dmesg() -> _Read:
             window.add(_STAMP.sub("", line))
 
     return read
+
+
+def _journal() -> _Read:
+    """The journal's kernel messages after the newest one when the launch began."""
+    command = [_which("journalctl"), "-k", "-o", "json", "--no-pager", "--quiet"]
+
+    def entries(option: str) -> list[dict[str, object]]:
+        try:
+            found = [json.loads(line) for line in _told([*command, option]) if line.strip()]
+        except ValueError as error:
+            raise Unreadable(f"journalctl -k: not JSON: {error}") from error
+        return [entry for entry in found if isinstance(entry, dict)]
+
+    newest = entries("--lines=1")
+    cursor = newest[-1].get("__CURSOR") if newest else None
+    if not isinstance(cursor, str):
+        raise Unreadable("journalctl -k: no kernel message may be read")
+
+    def read(window: KernelWindow) -> None:
+        for entry in entries(f"--after-cursor={cursor}"):
+            window.add(str(entry.get("MESSAGE", "")))
+
+    return read
+
+
+def _told(command: list[str]) -> list[str]:
+    result = run_tool(command, timeout_s=_TOOL_TIMEOUT_S)
+    if not result.ok:
+        raise Unreadable(result.problem)
+    return result.stdout.splitlines()
+
+
+def _which(name: str) -> str:
+    tool = shutil.which(name)
+    if tool is None:
+        raise Unreadable(f"{name}: not installed")
+    return tool

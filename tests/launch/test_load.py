@@ -178,6 +178,20 @@ def test_dmesg_stands_in_and_begins_after_its_last_line(
     assert window.lost and [line.text for line in window.lines] == ["NVRM: all anew"]
 
 
+def test_the_journal_stands_in_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = '{"__CURSOR": "s=2", "MESSAGE": "NVRM: Xid (PCI:0000:17:00): 79, off the bus"}'
+    program(tmp_path / "dmesg", "exit 1")
+    program(
+        tmp_path / "journalctl",
+        "for last; do :; done\ncase $last in\n"
+        '--lines=1) echo \'{"__CURSOR": "s=1", "MESSAGE": "old"}\';;\n'
+        f"--after-cursor=s=1) echo '{new}';;\nesac",
+    )
+    first_on_path(monkeypatch, tmp_path)
+    window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
+    assert window.source == "journalctl -k" and window.lines[0].xid == 79
+
+
 XID = "NVRM: Xid (PCI:0000:17:00): {}, pid=7"
 CRASH = End(status=LaunchStatus.CRASHED, cause="rank 1 ended: CUDA error", culprit_rank=1)
 OURS = ("0000:17:00",)
