@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nsa.contract import NSAError
 from nsa.launch.plan import LaunchPlan, plan_launch
-from tests.train.launching import SMOKE, environment, schedule
+from tests.train.conftest import edited
+from tests.train.launching import SMOKE, schedule
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
 
@@ -23,6 +22,14 @@ def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
     with pytest.raises(NSAError) as caught:
         plan(*argv, env=env)
     return str(caught.value)
+
+
+def _block(arm: str, **toggles: str) -> tuple[str, int, dict[str, str]]:
+    return arm, 5, {f"NSA_{name}": value for name, value in toggles.items()}
+
+
+def _arms(*blocks: tuple[str, int, dict[str, str]], **how: int) -> str:
+    return "--arms " + schedule(*blocks, **how).replace(" ", "")
 
 
 @pytest.mark.parametrize(
@@ -50,6 +57,15 @@ def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
           "NSA_DDP_BUCKET: no such toggle; did you mean NSA_DDP_BUCKET_MB?", "NSA_LR='fast'",
           "NSA_ACCUM='0': allowed is a whole number >= 1",
           "NSA_DDP_COMPRESS='int8': allowed is off, bf16, fp16", "RUNBOOK_RUN_TOKEN"]),
+        (_arms(_block("a", LR="1", OPT_FUSED="2"),
+               _block("b", SDPA_FLASH_ONLY="1", SDPA_NO_FLASH="1")), {},
+         ["NSA_LR cannot change inside a launch", "NSA_OPT_FUSED='2'", "exclude each other",
+          "3 problem(s)"]),
+        (_arms(_block("")).replace('steps":5', 'stepz":1'), {},
+         ["blocks.0.arm", "blocks.0.steps", "blocks.0.stepz"]),
+        # The profiler and the audit never overlap.
+        (_arms(*(_block(arm, SDPA_AUDIT="1") for arm in "ab"), warmup_steps=2)
+         + " --profile-steps 4", {}, ["covers step 8"]),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_all_in_one_message(
@@ -109,16 +125,11 @@ def test_origin_sequential_is_named_where_batched_was_not_asked_for() -> None:
 def test_gradient_checkpointing_is_off_under_ddp_unless_allowed(
     env: dict[str, str], on: bool, tmp_path: Path
 ) -> None:
-    path = tmp_path / "c.yaml"
-    text = SMOKE.read_text()
-    path.write_text(text.replace("gradient_checkpointing: false", "gradient_checkpointing: true"))
+    off = "gradient_checkpointing: false"
+    path = edited(tmp_path, (off, off.replace("false", "true")))
     found = plan_launch(["--config", str(path)], env)
     assert found.checkpointing[0] is on
     assert found.model_config().gradient_checkpointing is on
-
-
-def _block(arm: str, **toggles: str) -> tuple[str, int, dict[str, str]]:
-    return arm, 5, {f"NSA_{name}": value for name, value in toggles.items()}
 
 
 def test_a_schedule_sets_the_steps() -> None:
@@ -128,40 +139,3 @@ def test_a_schedule_sets_the_steps() -> None:
     assert found.blocks[0].toggles.number("NSA_DDP_BUCKET_MB") == 0.5
     assert found.blocks[1].toggles.number("NSA_DDP_BUCKET_MB") == 25
     assert "--steps 99 is not used" in found.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("arms", "words", "parts"),
-    [
-        (schedule(_block("a", LR="1", OPT_FUSED="2"),
-                  _block("b", SDPA_FLASH_ONLY="1", SDPA_NO_FLASH="1")),
-         "", ["NSA_LR cannot change inside a launch", "NSA_OPT_FUSED='2'", "exclude each other",
-              "3 problem(s)"]),
-        (schedule(_block("")).replace("steps\": 5", "stepz\": 1"), "",
-         ["blocks.0.arm", "blocks.0.steps", "blocks.0.stepz"]),
-        # The profiler and the audit never overlap.
-        (schedule(*(_block(arm, SDPA_AUDIT="1") for arm in "ab"), warmup_steps=2),
-         "--profile-steps 4",
-         ["covers step 8"]),
-    ],
-)  # fmt: skip
-def test_a_bad_schedule_is_refused_with_every_reason(
-    arms: str, words: str, parts: list[str]
-) -> None:
-    text = refusal("--arms", arms, *words.split())
-    assert [part for part in parts if part not in text] == []
-
-
-def test_the_program_exits_2_without_loading_torch() -> None:
-    code = (
-        "import os, sys, runpy\n"
-        "sys.argv = ['nsa.train', '--bogus']\n"
-        "os._exit = lambda code: sys.exit(code + 100 * ('torch' in sys.modules))\n"
-        "runpy.run_module('nsa.train', run_name='__main__')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
-    )
-    assert done.returncode == 2, done.stderr
-    assert "--bogus: no such flag" in done.stderr
-    assert "no config" in done.stderr

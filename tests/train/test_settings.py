@@ -14,9 +14,10 @@ from nsa.launch.plan import plan_launch
 from nsa.settings import ConfigError, load_config
 from nsa.strict_yaml import load_strict
 from nsa.toggles import TOGGLES, parse_toggles, with_safe_mode
+from tests.train.conftest import edited
+from tests.train.launching import ROOT, SMOKE
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-SMOKE = CONFIGS / "cpu_smoke.yaml"
+CONFIGS = ROOT / "configs"
 
 
 def test_yaml_traps() -> None:
@@ -74,18 +75,14 @@ def test_tuned_config_is_batch_4_without_accumulation() -> None:
 
 
 def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
-    text = SMOKE.read_text()
-    for old, new in (
+    path = edited(
+        tmp_path,
         ("lr: 3.0e-3", "lr: -1\n  learning_rate: 2\n  steps: 7"),
         ("n_heads: 4", "n_heads: 3"),
         ("cpu\n", "gpu\n"),
         ("use_flash: true", "use_flash: off"),
         ("seq_len: 128", 'seq_len: "128"\n  seqlen: 2048'),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
+    )
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     text = str(caught.value)
@@ -135,9 +132,6 @@ def test_set_is_as_strict_as_the_file() -> None:
         "--set train.seed: given twice",
     ):
         assert part in text
-
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_nccls_watchdog_writes_its_record_of_a_hang_where_it_is_looked_for() -> None:
