@@ -60,22 +60,15 @@ def test_what_rank_0_does_beside_a_step_the_others_wait_for_in_the_next() -> Non
     assert len(clocks.time_account(table, ranks, None)) == RANKS
 
 
-def long_table() -> pd.DataFrame:
-    """1,000 steps of 10 ms that jitter by 1 %."""
-    table = pd.DataFrame({"step": range(1, 1001)})
-    dt = 0.01 * np.random.default_rng(5).normal(1, 0.01, len(table))
-    columns = {"loss": 1.0, "grad_norm": 1.0, "toks_per_s": 1.0}
-    return table.assign(dt_s=dt, arm="", block=0, **columns)
-
-
 @pytest.mark.parametrize("usual_s", [0.06, 1.0])
 @pytest.mark.parametrize("off_s", [-0.04, 0.04])
 def test_one_step_of_another_length_is_noticed_however_long_steps_are(
     usual_s: float, off_s: float
 ) -> None:
     """In 1,000 steps of 1 s, of which two clocks may be a whole second apart at the end."""
-    table = long_table()
-    table["dt_s"] *= usual_s / 0.01
+    dt = usual_s * np.random.default_rng(5).normal(1, 0.01, 1000)
+    table = pd.DataFrame({"step": range(1, 1001), "dt_s": dt, "arm": "", "block": 0})
+    table = table.assign(loss=1.0, grad_norm=1.0, toks_per_s=1.0)
     ranks = tuple(rank(number, table) for number in range(RANKS))
     lied = table.assign(dt_s=table["dt_s"] + off_s * (table["step"] == 970))
     busy = clocks.BusySteps(ranks)

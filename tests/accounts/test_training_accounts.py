@@ -21,7 +21,6 @@ from runbook.accounts.tables import summed_account
 from tests.accounts.launches import (
     STEPS,
     WORK,
-    Ranks,
     changed,
     ending_of,
     honest,
@@ -145,7 +144,8 @@ ALONE = honest()[1][:1]
 
 def test_the_steps_that_the_token_draws_are_watched_as_far_as_the_launch_went() -> None:
     wanted, twice = watched_steps("t", 1, STEPS), recomputed_steps("t", 1, STEPS)
-    (text, again) = shadow_account(_first_steps(ALONE, 30), WORK)
+    steps_until_30 = changed(ALONE, 0, steps=ALONE[0].steps.iloc[:30])
+    (text, again) = shadow_account(steps_until_30, WORK)
     assert text.endswith(f"not {[s for s in wanted if s <= 30]}")
     assert again.endswith(f"not {[s for s in twice if s <= 30]}")
     assert len(shadow_account(changed(ALONE, 0, tokens=frozenset({"u"})), WORK)) == 2
@@ -158,11 +158,6 @@ def test_a_resumed_launch_watches_its_own_first_steps() -> None:
     told = shadow(watched_steps("t", 21, STEPS))
     twice = recomputed(recomputed_steps("t", 21, STEPS), rows())
     assert shadow_account(ending_of(later, 0, shadow=told, recomputed=twice), WORK) == []
-
-
-def _first_steps(ranks: Ranks, count: int) -> Ranks:
-    steps = ranks[0].steps
-    return changed(ranks, 0, steps=steps.iloc[:count])
 
 
 def test_the_first_and_the_last_pair_are_watched_and_others_by_the_token() -> None:

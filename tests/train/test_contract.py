@@ -23,6 +23,7 @@ from nsa.launch.ranks import SAVING_GROUP, parameter_hash, write_flight
 from nsa.settings import ConfigError
 from nsa.step.ddp import WireStats, compressed_all_reduce
 from runbook.process import reaper
+from tests.factory.tables import table
 from tests.train.launching import Launch, environment
 
 MAY_BE_IMPORTED = ("nsa", "nsa.contract", "nsa.toggles", "nsa.settings", "nsa.torch_env")
@@ -151,17 +152,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["env.json"]
 
 
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ("API_KEY=abc123", "API_KEY=[redacted]"),
-        ("https://user:pw@host/x", "https://[redacted]@host/x"),
-        ("hf_abcdefghij123", "[redacted]"),
-        ("data.tokenizer=byte", "data.tokenizer=byte"),
-        ("--auth=abc123", "--auth=[redacted]"),
-        ("token=a b", "token=[redacted] b"),
-    ],
-)
+@table(__file__, "secrets")
 def test_secrets_are_redacted(text: str, clean: str) -> None:
     assert redact(text) == clean
 

@@ -22,6 +22,7 @@ from nsa.train.settle import evaluate
 from nsa.witness.effect_watch import BlockEvidence, kernel_name
 from nsa.witness.oracle_check import OracleCheck, slope_error
 from nsa.witness.shadow.recompute import loss_again
+from tests.factory.tables import table
 from tests.train.engines import batch, engine
 
 
@@ -109,13 +110,7 @@ def test_a_large_residual_stream_rounds_no_healthy_layer_wrong() -> None:
     assert max(off["layers"], off["logits"]) < 2e-5 and off["slopes"] < 1.6e-4
 
 
-@pytest.mark.parametrize(
-    ("ops", "kernel"),
-    [
-        (["aten::_scaled_dot_product_attention_math", "aten::_softmax"], "math"),
-        (["aten::_scaled_dot_product_attention_math", "nsa::core"], "math+triton"),
-    ],
-)
+@table(__file__, "kernels")
 def test_kernels_are_named_by_their_operators(ops: list[str], kernel: str) -> None:
     assert kernel_name(Counter(ops)) == kernel
 
