@@ -103,26 +103,15 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
 
 def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> list[str]:
     """Everything that does not balance."""
-    duration_s = float(rows()["dt_s"].sum()) + 5.0
+    told = sources(table, ranks, work, float(rows()["dt_s"].sum()) + 5.0, EXITS)
+    found = unbalanced(told, Row.ACCOUNTS).found
+    copied = (texts for one, texts in found if one.copied or one.check is tables.column_account)
     return [
-        *table_accounts(table, ranks, work, duration_s, EXITS),
+        *(text for texts in copied for text in texts),
         *unbalanced(sources(table, ranks, work), Row.GRADIENTS).problems,
         *tables.memory_account(ranks, work),
         *model.oracle_account(ranks, work),
     ]
-
-
-def table_accounts(
-    table: pd.DataFrame,
-    ranks: Ranks,
-    work: Workload = WORK,
-    duration_s: float | None = None,
-    exits: Sequence[RankExit] = (),
-) -> list[str]:
-    """What does not balance of the accounts of columns that heartbeats tell too."""
-    found = unbalanced(sources(table, ranks, work, duration_s, exits), Row.ACCOUNTS).found
-    copied = (texts for one, texts in found if one.copied or one.check is tables.column_account)
-    return [text for texts in copied for text in texts]
 
 
 def sources(
@@ -155,12 +144,3 @@ def proof_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
 
 def ending_of(ranks: Ranks, number: int, **values: Any) -> Ranks:
     return changed(ranks, number, ending={**ranks[number].ending, **values})
-
-
-def shadow_of(ranks: Ranks, **values: Any) -> Ranks:
-    return ending_of(ranks, 0, shadow={**ranks[0].ending["shadow"], **values})
-
-
-def oracle_of(ranks: Ranks, **values: Any) -> Ranks:
-    found = (ranks[0].proof or {})["oracle"]
-    return proof_of(ranks, 0, oracle={**found, **values})

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from nsa.contract.digests import recomputed_steps
@@ -19,15 +18,11 @@ from runbook.accounts.workload import GeneratedData
 from runbook.records.evidence import RankLog
 from tests.accounts.launches import (
     DATA,
-    PER_RANK,
-    TEXT,
     WORK,
     Ranks,
     all_accounts,
     changed,
-    ending_of,
     honest,
-    proof_of,
     steps_of,
 )
 
@@ -41,56 +36,10 @@ def test_a_document_may_be_read_again_but_not_at_once() -> None:
     assert "what it read before" in "; ".join(all_accounts(table, stuck, replace(WORK, data=None)))
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (None, "rank 1 does not turn the tokens of its first documents back"),
-        ({**TEXT, "bytes": 0}, "rank 1 does not turn"),
-        (
-            {**TEXT, "decoded": "5f", "apart": 17},
-            "rank 1 trains on another text than its documents have: tokens turned back differ from "
-            "byte 17 of 129 (2 documents)",
-        ),
-    ],
-)
-def test_the_text_of_documents_is_what_their_tokens_tell(text: Any, says: str) -> None:
-    _, ranks = honest()
-    read = proof_of(ranks, 1, text=text)
-    (problem,) = data.data_account(read, replace(WORK, data=None))
-    assert problem.startswith(says)
-    assert data.data_account(read, WORK) == []
-    resumed = changed(read, 1, first_step=9)
-    assert data.data_account(resumed, replace(WORK, data=None)) == []
-
-
 def shared(ranks: Sequence[RankLog]) -> list[str]:
     """Problems of the data account, but for rows that are none of the data's."""
     found = data.data_account(ranks, WORK)
     return [text for text in found if "other rows than" not in text]
-
-
-def test_tokens_are_counted_on_every_rank_whatever_another_says() -> None:
-    table, ranks = honest()
-    seen = np.where(table["step"] >= 30, PER_RANK + 1, PER_RANK)
-    ranks = steps_of(steps_of(ranks, 0, embedded=np.where(seen > PER_RANK, np.nan, seen)), 1,
-                     embedded=seen)  # fmt: skip
-    assert data.token_account(table, proof_of(ranks, 1, positions=127), WORK) == [
-        "rank 0 does not say how many tokens it embedded",
-        "rank 1 embedded 129 tokens in step 30, not 128",
-        "rank 1 takes the loss at 127 positions of 128 in a pass",
-    ]
-    _, ranks = honest()
-    assert data.token_account(table, ending_of(ranks, 1, embedded_sum=8), WORK) == [
-        "rank 1 embeds other tokens than it fetched: 8 for 7"
-    ]
-    nothing = ending_of(ranks, 1, fetched_sum=None, embedded_sum=None)
-    assert len(data.token_account(table, nothing, WORK)) == 1
-    assert data.token_account(table.drop(columns="tokens"), ranks, WORK) == []
-    for more in (1, -1):
-        other = table["tokens"] + more * (table["step"] == 60)
-        assert data.token_account(table.assign(tokens=other), ranks, WORK) == [
-            "column tokens is not what the ranks embed together"
-        ]
 
 
 def test_the_same_batch_of_two_ranks_in_one_step_and_in_another() -> None:
@@ -163,13 +112,6 @@ def test_rows_of_other_data_are_seen(changes: dict[str, Any]) -> None:
         "rank 1 reads in step 1 other rows than synthetic data of seed 1 have "
         "(60 of 60 steps looked at)"
     )
-
-
-def test_one_step_of_other_rows_is_seen_though_no_other_step_reads_them() -> None:
-    _, ranks = honest()
-    told = ranks[0].steps["data"].where(ranks[0].steps["step"] != 33, "ff")
-    (text,) = data_account(steps_of(ranks, 0, data=told), WORK)
-    assert "in step 33 other rows" in text and "(1 of 60 steps" in text
 
 
 EVALUATING = replace(WORK, eval_every=20, eval_batches=3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from nsa.contract.digests import drawn_batch, recomputed_steps
 from runbook.accounts.model import gates_account, selection_account
-from runbook.accounts.tables import evaluation_account, evaluations_left_out
+from runbook.accounts.tables import evaluation_account
 from tests.accounts.launches import PER_RANK, STEPS, WORK, Ranks, changed, ending_of, honest
 
 BATCHES, EVERY = 3, 20
@@ -47,24 +46,6 @@ def test_honest_evaluations_balance_and_no_evaluation_does() -> None:
     assert evaluation_account(VAL, ranks(), EVALUATING) == []
     assert evaluation_account(None, honest()[1], WORK) == []
     assert evaluation_account(VAL.iloc[:0], honest()[1], WORK) == []
-
-
-@pytest.mark.parametrize(
-    ("left", "wanted"),
-    [
-        ((20, 60), "left out 1 of 2 .* that train.eval_every=20 asks for, first after .* 40"),
-        ((60,), "left out 2 of 2 evaluations .*, first after step 20"),
-        ((20, 40), ""),
-    ],
-)
-def test_an_evaluation_that_is_due_and_not_made_is_seen(left: tuple[int, ...], wanted: str) -> None:
-    """Of the last step the launch's end decides."""
-    found = honest()[1]
-    for rank in (0, 1):
-        found = changed(found, rank, evaluations=tuple(told(rank, step) for step in left))
-    problems = evaluations_left_out(found, EVALUATING)
-    assert len(problems) == (2 if wanted else 0)
-    assert all(re.search(wanted, text) for text in problems), problems
 
 
 ONE = told(1, 40)

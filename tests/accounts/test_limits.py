@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
@@ -26,9 +27,17 @@ def put(tree: Any, path: Sequence[str], value: Any) -> Any:
     return {**tree, path[0]: put((tree or {}).get(path[0]), path[1:], value)}
 
 
+def column(table: pd.DataFrame, name: str, value: Any) -> Any:
+    """This value in all steps, or one for each step that is named and one for `all`."""
+    if not isinstance(value, Mapping):
+        return value
+    others = pd.Series(value.get("all", table.get(name)), index=table.index)
+    return others.where(~table["step"].isin(list(value)), table["step"].map(value))
+
+
 def with_field(ranks: Ranks, number: int, path: Sequence[str], value: Any) -> Ranks:
     if path[0] == "steps" and path[1:]:
-        return steps_of(ranks, number, **{path[1]: value})
+        return steps_of(ranks, number, **{path[1]: column(ranks[number].steps, path[1], value)})
     own = getattr(ranks[number], path[0])
     return changed(ranks, number, **{path[0]: put(own, path[1:], value)})
 
@@ -51,6 +60,8 @@ def test_what_an_account_says_of_a_launch_that_is_otherwise_honest(case: list[An
     toggles = [{"name": n, "value": v} for n, v in own.pop("toggles", {}).items()]
     given, seen, duration_s = own.pop("given", {}), own.pop("exit", {}), own.pop("duration_s", None)
     table, ranks = honest()
+    for column_name, value in own.pop("csv", {}).items():
+        table[column_name] = column(table, column_name, value)
     exits = (RankExit(rank=0, code=0), RankExit(rank=1, code=0, **seen))
     told = replace(
         sources(table, with_fields(ranks, own), work, duration_s, exits),

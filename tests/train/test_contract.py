@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from nsa.launch.ranks import SAVING_GROUP, parameter_hash, write_flight
 from nsa.settings import ConfigError
 from nsa.step.ddp import WireStats, compressed_all_reduce
 from runbook.process import reaper
+from tests.factory.tables import table
 from tests.train.launching import Launch, environment
 
 MAY_BE_IMPORTED = ("nsa", "nsa.contract", "nsa.toggles", "nsa.settings", "nsa.torch_env")
@@ -31,14 +32,16 @@ HEAVY = {"numpy", "pandas", "scipy", "rich", "tensorboard", "datasets", "tiktoke
 
 # What the harness reads, and the trainer's own start, which loads torch and NumPy.
 @pytest.mark.parametrize(
-    ("name", "heavy"),
+    ("words", "heavy"),
     [
-        *((name, HEAVY | {"torch"}) for name in MAY_BE_IMPORTED),
-        ("nsa.train.session", HEAVY - {"numpy"}),
+        *((f"import {name}", HEAVY | {"torch"}) for name in MAY_BE_IMPORTED),
+        # A refusal does not wait for torch.
+        ("from nsa.train.__main__ import main; assert main(['-b'], {}) == 2", HEAVY | {"torch"}),
+        ("import nsa.train.session", HEAVY - {"numpy"}),
     ],
 )
-def test_what_is_not_used_is_not_loaded(name: str, heavy: set[str]) -> None:
-    code = f"import sys, {name}\nprint(sorted({heavy} & set(sys.modules)))\n"
+def test_what_is_not_used_is_not_loaded(words: str, heavy: set[str]) -> None:
+    code = f"import sys\n{words}\nprint(sorted({heavy} & set(sys.modules)))\n"
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
     )
@@ -69,21 +72,18 @@ def test_files_of_a_rank_and_checkpoints_are_found_by_their_own_names() -> None:
 class TestOfARealLaunch:
     pytestmark = pytest.mark.e2e
 
-    def test_every_event_carries_the_fields_that_are_listed(self, everything: Launch) -> None:
+    def test_every_event_carries_the_fields_that_are_listed(
+        self, everything: Launch, arms: Launch
+    ) -> None:
         seen = set()
-        for rank in range(2):
-            for beat in everything.beats(rank):
-                event = Event(beat["event"])
-                assert tuple(beat) == (*COMMON_FIELDS, *event.fields), event
-                assert beat["phase"] in set(Phase)
-                seen.add(event)
-        missing = {"compiled", "arm_failed", "enough", "ceiling_start", "nonfinite", "halt"}
+        launched = [launch.beats(rank) for launch in (everything, arms) for rank in (0, 1)]
+        for beat in chain(*launched):
+            event = Event(beat["event"])
+            assert tuple(beat) == (*COMMON_FIELDS, *event.fields), event
+            assert beat["phase"] in set(Phase)
+            seen.add(event)
+        missing = {"compiled", "ceiling_start", "nonfinite", "halt"}
         assert missing <= set(Event) - seen <= missing | {"data_start"}
-
-    def test_an_arm_that_cannot_run_and_enough_are_told_as_listed(self, arms: Launch) -> None:
-        for event in (Event.ARM_FAILED, Event.ENOUGH):
-            (beat,) = arms.beats(0, event)
-            assert tuple(beat) == (*COMMON_FIELDS, *event.fields)
 
     def test_the_tables_have_the_listed_columns(self, everything: Launch) -> None:
         for name, columns in (
@@ -144,17 +144,6 @@ def test_line_files_are_never_shared(tmp_path: Path) -> None:
     assert path.read_text() == "one\n"
 
 
-def test_a_full_disk_is_named() -> None:
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("no /dev/full here")
-    file = LineFile.__new__(LineFile)
-    file.path, file._fd = full, os.open(full, os.O_WRONLY)
-    with pytest.raises(RecordWriteError, match="cannot write /dev/full: No space left on device"):
-        file.append("row")
-    os.close(file._fd)
-
-
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "no_such_folder" / "env.json"
     with pytest.raises(RecordWriteError, match=r"env\.json"):
@@ -163,17 +152,7 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["env.json"]
 
 
-@pytest.mark.parametrize(
-    ("text", "clean"),
-    [
-        ("API_KEY=abc123", "API_KEY=[redacted]"),
-        ("https://user:pw@host/x", "https://[redacted]@host/x"),
-        ("hf_abcdefghij123", "[redacted]"),
-        ("data.tokenizer=byte", "data.tokenizer=byte"),
-        ("--auth=abc123", "--auth=[redacted]"),
-        ("token=a b", "token=[redacted] b"),
-    ],
-)
+@table(__file__, "secrets")
 def test_secrets_are_redacted(text: str, clean: str) -> None:
     assert redact(text) == clean
 
@@ -204,6 +183,10 @@ def test_one_rank_rounds_as_several_do_and_sends_nothing() -> None:
 ENTRY = {"collective_seq_id": 1, "profiling_name": "gloo:all_reduce", "time_created_ns": 5}
 
 
+# A thread runs them in each rank's own time, under numbers that the steps have too.
+OF_A_SAVE = ENTRY | {"process_group": ["1", SAVING_GROUP], "profiling_name": "gloo:scatter"}
+
+
 def recorder(*entries: object) -> bytes:
     return json.dumps({"entries": entries}).encode()
 
@@ -213,9 +196,14 @@ def recorder(*entries: object) -> bytes:
     [
         (recorder(), recorder(ENTRY), "all_reduce"),
         (recorder(ENTRY | {"profiling_name": "nccl:broadcast"}), recorder(ENTRY), "broadcast"),
+        (
+            recorder(),
+            recorder(ENTRY | {"process_group": ["0", "default_pg"]}, OF_A_SAVE),
+            "all_reduce",
+        ),
     ],
 )
-def test_gloo_on_a_machine_with_gpus_is_recorded_too(
+def test_gloo_on_a_machine_with_gpus_is_recorded_too_but_for_saves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nccl: bytes, generic: bytes, op: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -225,15 +213,3 @@ def test_gloo_on_a_machine_with_gpus_is_recorded_too(
     assert path == tmp_path / FLIGHTS.name(0)
     (entry,) = json.loads(path.read_bytes())["entries"]
     assert entry[:2] == [1, op]
-
-
-def test_collectives_of_a_save_are_none_of_the_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A thread runs them in each rank's own time, under numbers that the steps have too."""
-    step = ENTRY | {"process_group": ["0", "default_pg"]}
-    save = ENTRY | {"process_group": ["1", SAVING_GROUP], "profiling_name": "gloo:scatter"}
-    monkeypatch.setattr(c10d, "_dump_fr_trace_json", lambda: recorder(step, save))
-    path = write_flight(tmp_path, rank=0, token="ab" * 16, reason="x")
-    assert path is not None
-    assert [row[1] for row in json.loads(path.read_bytes())["entries"]] == ["all_reduce"]

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,7 +28,6 @@ from nsa.witness.profiling import (
     HOST,
     WORK,
     Recorded,
-    StepProfiler,
     recorded,
     summarize,
     torch_profiler,
@@ -253,13 +251,9 @@ STEP = [
 ]
 
 
-def test_a_range_counts_once_whatever_timelines_it_is_on() -> None:
-    found = summarize(STEP, 1)["ranges"]
-    assert found == {"nsa.win": {"count": 1, "cpu_us": 100, "cuda_us": 60}}
-
-
-def test_python_is_what_is_in_no_operator_of_the_host() -> None:
+def test_a_range_counts_once_and_python_is_what_is_in_no_operator_of_the_host() -> None:
     found = summarize(STEP, 1)
+    assert found["ranges"] == {"nsa.win": {"count": 1, "cpu_us": 100, "cuda_us": 60}}
     assert (found["wall_us"], found["python_share"]) == (100, 0.6)
     assert summarize([], 1)["python_share"] == 0
 
@@ -322,16 +316,3 @@ def test_the_kind_of_an_event(device: DeviceType, annotation: bool, kind: str) -
     own = SimpleNamespace(**{name: partial(lambda it: it, value) for name, value in said.items()})
     (found,) = recorded(SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [own])))
     assert (found.kind, found.begin_us, found.end_us) == (kind, 1.0, 3.0)
-
-
-def test_the_end_of_the_profiled_steps_is_announced(tmp_path: Path) -> None:
-    profiler = StepProfiler(tmp_path, 2, "cpu")
-    told = []
-    for _ in range(8):
-        profiler.before_step()
-        torch.ones(2).add(1)
-        told.append((profiler.about_to_save, profiler.active))
-        profiler.after_step()
-    assert [saves for saves, _ in told].count(True) == 1
-    last = [active for _, active in told].index(False, [s for s, _ in told].index(True) + 1)
-    assert told[last - 1] == (True, True), "the step that is announced is the last profiled one"

@@ -14,9 +14,11 @@ from nsa.launch.plan import plan_launch
 from nsa.settings import ConfigError, load_config
 from nsa.strict_yaml import load_strict
 from nsa.toggles import TOGGLES, parse_toggles, with_safe_mode
+from tests.factory.tables import table
+from tests.train.conftest import edited
+from tests.train.launching import ROOT, SMOKE
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-SMOKE = CONFIGS / "cpu_smoke.yaml"
+CONFIGS = ROOT / "configs"
 
 
 def test_yaml_traps() -> None:
@@ -25,11 +27,7 @@ def test_yaml_traps() -> None:
     assert problems == ["line 7: key 'a' repeats line 1"]
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["!!binary aGk=", "!!set {a, b}", "!!timestamp 2001-01-01", "!!int x", "!!float x", "!!bool x",
-     "!!null x", "!!omap [a: 1]", "!!seq 5", "!own 5", "!!python/object:os.system x"],
-)  # fmt: skip
+@table(__file__, "tags")
 def test_a_tag_is_refused_where_it_stands(value: str) -> None:
     said = f"not valid YAML: line 2: the tag {value.split()[0]} is not read; write the value alone"
     assert load_strict(f"a: 1\nb: {value}\n") == (None, [said])
@@ -74,18 +72,14 @@ def test_tuned_config_is_batch_4_without_accumulation() -> None:
 
 
 def test_everything_wrong_is_in_one_message(tmp_path: Path) -> None:
-    text = SMOKE.read_text()
-    for old, new in (
+    path = edited(
+        tmp_path,
         ("lr: 3.0e-3", "lr: -1\n  learning_rate: 2\n  steps: 7"),
         ("n_heads: 4", "n_heads: 3"),
         ("cpu\n", "gpu\n"),
         ("use_flash: true", "use_flash: off"),
         ("seq_len: 128", 'seq_len: "128"\n  seqlen: 2048'),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    path = tmp_path / "config.yaml"
-    path.write_text(text)
+    )
     with pytest.raises(ConfigError) as caught:
         load_config(path)
     text = str(caught.value)
@@ -135,9 +129,6 @@ def test_set_is_as_strict_as_the_file() -> None:
         "--set train.seed: given twice",
     ):
         assert part in text
-
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_nccls_watchdog_writes_its_record_of_a_hang_where_it_is_looked_for() -> None:
@@ -190,16 +181,7 @@ def test_origin_nothing_else_reads_nsa_variables() -> None:
             assert "tests" in path.parts or not reads.search(path.read_text()), path
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("SDPA_FLASH_ONLY=1 SDPA_NO_FLASH=1", "exclude each other"),
-        ("DDP_SAFE_MODE=1 DDP_COMPRESS=bf16", "NSA_DDP_COMPRESS"),
-        ("CUDA_GRAPHS=1 SEL_RANGES_V2=0", "NSA_CUDA_GRAPHS=1 .*exclude each other"),
-        ("CUDA_GRAPHS=1 DDP_SAFE_MODE=1", "NSA_CUDA_GRAPHS=1 .*exclude each other"),
-        ("COMPILE=layer DDP_SAFE_MODE=1", "exclude each other"),
-    ],
-)
+@table(__file__, "contradictions")
 def test_contradictions_are_errors(words: str, said: str) -> None:
     with pytest.raises(NSAError, match=said):
         parse_toggles(dict(f"NSA_{word}".split("=") for word in words.split()))
@@ -220,19 +202,7 @@ def _mapped(*words: str, uses_nccl: bool = True) -> list[str]:
     return [f"{name}={value}" for name, value in environ.items()]
 
 
-@pytest.mark.parametrize(
-    ("given", "mapped"),
-    [
-        ("NCCL_ASYNC_ERROR_HANDLING=1", ["TORCH_NCCL_ASYNC_ERROR_HANDLING=3"]),
-        # torchrun has set the new name by itself; the recorder needs 3.
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING=1", ["TORCH_NCCL_ASYNC_ERROR_HANDLING=3"]),
-        ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-         ["PYTORCH_ALLOC_CONF=expandable_segments:True"]),
-        ("NCCL_BLOCKING_WAIT=1", []),
-        ("NCCL_ALGO=Ring", ["NCCL_ALGO=Ring"]),
-        ("CUDA_VISIBLE_DEVICES=0,1", ["CUDA_VISIBLE_DEVICES=0,1"]),
-    ],
-)  # fmt: skip
+@table(__file__, "old_spellings")
 def test_origin_old_spellings_reach_the_names_that_torch_reads(
     given: str, mapped: list[str]
 ) -> None:
