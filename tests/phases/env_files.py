@@ -11,9 +11,8 @@ from runbook.config.profile import Profile, Workload
 from runbook.records import Launch
 from runbook.records.launch import option
 from tests.phases.heartbeats import HEALTHY, MODEL, NSA, TOKEN, VOCABULARY, digest_of
-from tests.phases.machine_files import DRIVER
 
-NCCL = "2.27.7"
+_PATH = ("varlen",)
 FLOOR = math.log(VOCABULARY)
 ENTROPY = 1.1063
 
@@ -35,22 +34,16 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
     }
     shape = {"seq_len": work.seq_len, "steps": launch.steps}
     return {
-        "schema_version": 1,
+        **HEALTHY["env"],
         "run_token": TOKEN,
         "argv": list(launch.argv),
         "git": {
+            **HEALTHY["env"]["git"],
             "branch": profile.branch,
             "sha": launch.commit or "1" * 40,
-            "dirty": False,
-            "diff_sha256": None,
         },
         "package": package(launch),
-        "versions": {
-            "torch": "2.13.0",
-            "cuda": "13.0" if cuda else None,
-            "driver": DRIVER,
-            "nccl": NCCL if cuda else None,
-        },
+        "versions": HEALTHY["env"]["versions"] | ({} if cuda else {"cuda": None, "nccl": None}),
         "world_size": launch.nproc,
         "nodes": launch.nodes,
         "device": {
@@ -64,7 +57,6 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "model": dict(MODEL),
             "nsa": dict(NSA),
         },
-        "config_sha256": "c" * 64,
         "effective": {
             **HEALTHY["effective"],
             **shape,
@@ -73,7 +65,6 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
             "accumulation": work.accumulation,
             "tokens_per_step": work.tokens_per_step,
             "schedule_steps": launch.steps,
-            "vocab_size": VOCABULARY,
             "dtype": work.dtype,
             "device": device,
             "dataset": option(launch.argv, "--dataset") or "synthetic",
@@ -81,24 +72,18 @@ def env(launch: Launch, profile: Profile) -> dict[str, Any]:
         },
         "attention": attention(work) if cuda else {},
         "toggles": toggles,
-        "notes": [],
         "arms": json.loads(launch.schedule.to_trainer_json()) if launch.schedule else None,
     }
 
 
 def attention(work: Workload, *paths: str) -> dict[str, Any]:
     """How a GPU runs attention; the self-test agrees with the named paths, varlen if none."""
-    agrees = {"agrees": True, "refused": None, "problems": []}
-    tested = {name: dict(agrees) for name in paths or ("varlen",)}
+    tested = {name: {"agrees": True, "refused": None, "problems": []} for name in paths or _PATH}
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[work.dtype]
+    of_it = {"seq_len": work.seq_len, "dtype": dtype, "paths": tested}
     return {
         "window": {"value": next(iter(tested)), "reason": "auto"},
-        "self_test": {
-            "ran": True,
-            "reason": "device cuda",
-            "seq_len": work.seq_len,
-            "dtype": {"bf16": "bfloat16", "fp32": "float32"}[work.dtype],
-            "paths": tested,
-        },
+        "self_test": {"ran": True, "reason": "device cuda", **of_it},
     }
 
 

@@ -39,32 +39,23 @@ def digest_of(text: str) -> str:
 
 def effects(launch: Launch, rank: int) -> tuple[Effect, ...]:
     """Every toggle proves itself, per arm where arms take turns."""
-    found = [
-        Effect(toggle=name, value=value, took_effect=True, evidence="seen", rank=rank)
-        for name, value in launch.env.items()
-        if name in TOGGLES
-    ]
+    own = {name: value for name, value in launch.env.items() if name in TOGGLES}
     arms = launch.schedule.settings if launch.schedule else {}
-    found += [
+    return tuple(
         Effect(toggle=name, value=value, took_effect=True, evidence="seen", arm=arm, rank=rank)
-        for arm, settings in arms.items()
+        for arm, settings in [("", own), *arms.items()]
         for name, value in settings.items()
-    ]
-    return tuple(found)
+    )
 
 
 def buckets(launch: Launch) -> tuple[Mapping[str, Any], ...]:
     """DDP's sizes: a model of 150 MiB cut by the bucket of each arm."""
-    if launch.schedule is not None:
-        sizes = {
-            arm: values["NSA_DDP_BUCKET_MB"]
-            for arm, values in launch.schedule.settings.items()
-            if "NSA_DDP_BUCKET_MB" in values
-        }
-    else:
-        sizes = {"": launch.env.get("NSA_DDP_BUCKET_MB", "25")}
+    alone = {"": {"NSA_DDP_BUCKET_MB": "25", **launch.env}}
+    arms = launch.schedule.settings if launch.schedule else alone
     return tuple(
-        {"arm": arm, "block": 0, **cut_by(float(size), 150.0)} for arm, size in sizes.items()
+        {"arm": arm, "block": 0, **cut_by(float(values["NSA_DDP_BUCKET_MB"]), 150.0)}
+        for arm, values in arms.items()
+        if "NSA_DDP_BUCKET_MB" in values
     )
 
 
@@ -188,22 +179,13 @@ def _read_back(launch: Launch, accumulation: int) -> Mapping[str, Any] | None:
     """The newest of these checkpoints, read back as it was written, and those that were kept."""
     if not (saved := _saved(launch)):
         return None
-    step = int(str(saved[-1]["path"]).rpartition("_")[2])
     kept = [int(str(one["path"]).rpartition("_")[2]) for one in saved]
-    regular = int(launch.config_overrides.get("train.keep_every", 0))
+    step, regular = kept[-1], int(launch.config_overrides.get("train.keep_every", 0))
     last = kept[-int(launch.config_overrides.get("train.keep_last", 0)) :]
     kept = [one for one in kept if one in last or (regular and one % regular == 0)]
-    return {
-        "step": step,
-        "tensors": ["model.norm.weight"],
-        "elements": 64,
-        "other": 0,
-        "read": len(saved),
-        "wrong": [],
-        "unreadable": None,
-        "kept": kept,
-        "positions": [{"step": step * accumulation}] * launch.nproc,
-    }
+    positions = [{"step": step * accumulation}] * launch.nproc
+    told = {"step": step, "read": len(saved), "kept": kept, "positions": positions}
+    return HEALTHY["read_back"] | told
 
 
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
