@@ -40,9 +40,9 @@ def only_shares(change: spoil.Change) -> spoil.Change:
 
 TWO = builder.on_nodes(2)
 MEASURED = "; measured: one rank on 1 node and 2 ranks on 2"
-CHECKPOINTING = spoil.effective(gradient_checkpointing=True)
+CHECKPOINTING = spoil.at("env.effective", gradient_checkpointing=True)
 CRASHES = only_shares(spoil.ended(LaunchStatus.CRASHED, rows=9))
-SMALLER = only_shares(spoil.effective(global_batch=2))
+SMALLER = only_shares(spoil.at("env.effective", global_batch=2))
 
 
 @pytest.mark.parametrize(("what", "many", "where", "change", "expected", "words"), [
@@ -60,7 +60,7 @@ SMALLER = only_shares(spoil.effective(global_batch=2))
     # Over several nodes it says on how many.
     ("scaling", 1.96e5, TWO, None, "PASS ok", MEASURED),
     ("as_planned", 1.96e5, TWO, None, "PASS ok", ""),
-    ("as_planned", 1.96e5, TWO, only_shares(spoil.env(nodes=2)), "INVALID mismatch",
+    ("as_planned", 1.96e5, TWO, only_shares(spoil.at("env", nodes=2)), "INVALID mismatch",
      "nodes: wanted 1, got 2"),
 ])  # fmt: skip
 def test_scaling_of_unlike_runs_is_not_comparable(

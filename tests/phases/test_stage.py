@@ -90,7 +90,7 @@ def test_a_healthy_launch_passes_every_gate(name: str, phase: str) -> None:
 def instead(made: LaunchEvidence) -> LaunchEvidence:
     """Generated tokens where the plan wants documents, as `data.synthetic_on_fail` lets it."""
     note = "SYNTHETIC DATA instead of fineweb_edu (--synthetic-on-fail): no network"
-    return spoil.env(effective={"dataset": "synthetic"}, notes=[note])(made)
+    return spoil.at("env.effective.dataset", "synthetic")(spoil.at("env", notes=[note])(made))
 
 
 def test_another_model_than_that_of_the_go_is_not_as_planned() -> None:
@@ -197,7 +197,7 @@ def test_a_leg_that_went_on_from_another_checkpoint_than_its_own() -> None:
     where = context("cpu", steps_scale=0.02)
     begun = Begun(path="production/leg1/checkpoints/step_50", step=50, sha256="ab" * 32)
     found = {"path": "/x/production/leg1/checkpoints/step_25", "step": 25, "sha256": "cd" * 32}
-    change = spoil.both(spoil.result(begun=begun), spoil.env(resumed=found))
+    change = spoil.both(spoil.result(begun=begun), spoil.at("env", resumed=found))
     judged = checks("production", change, only="leg2", where=where)
     for what in ("as_planned", "plausible"):
         words = "from step 25 (leg1/checkpoints/step_25), and not from"
