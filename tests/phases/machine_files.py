@@ -14,7 +14,7 @@ from runbook.config.profile import Profile
 from runbook.files import utc_text
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.records import Launch
-from tests.phases.heartbeats import BEGAN_AT, HEALTHY, TOKEN
+from tests.phases.trainer import BEGAN_AT, HEALTHY, TOKEN
 
 # The first step begins so many seconds after the launch.
 BOOT_S = 6.0

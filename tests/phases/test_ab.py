@@ -14,7 +14,7 @@ from runbook.records import Outcome, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import answers, builder, spoil, traces
 from tests.phases.answers import WHERE, get, judged, noisy, said, says
-from tests.phases.heartbeats import cut_by
+from tests.phases.trainer import cut_by
 
 PHASES = builder.PHASES
 # The row that chooses.

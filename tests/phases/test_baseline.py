@@ -13,7 +13,7 @@ import pytest
 from runbook.files import utc_text
 from runbook.records import Check, LaunchStatus, Outcome
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import answers, builder, heartbeats, machine_files, spoil
+from tests.phases import answers, builder, machine_files, spoil, trainer
 from tests.phases.answers import WHERE, case, says
 from tests.phases.spoil import Change, at
 
@@ -111,7 +111,7 @@ def test_a_mean_of_launches_names_every_file_it_rests_on() -> None:
     assert check.measurement.value == pytest.approx(50.0, rel=1e-2)
     folders = [f"baseline/run{number}" for number in range(1, 6)]
     told = {source.path: source.sha256 for source in check.measurement.sources}
-    wanted = {f"{one}/training.csv": heartbeats.digest_of(one) for one in folders}
+    wanted = {f"{one}/training.csv": trainer.digest_of(one) for one in folders}
     assert list(told.items()) == list(wanted.items()) and set(told) <= set(check.evidence)
 
 

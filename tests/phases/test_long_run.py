@@ -15,7 +15,7 @@ from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import option
 from tests.phases import answers, builder, spoil, traces
 from tests.phases.answers import WHERE, case, row, says
-from tests.phases.heartbeats import SHA
+from tests.phases.trainer import SHA
 
 CPU = builder.context("cpu")
 

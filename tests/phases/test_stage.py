@@ -33,8 +33,8 @@ from runbook.records.outcome import Verdict
 from tests.factory import records
 from tests.phases import builder, spoil
 from tests.phases.answers import get, says
-from tests.phases.heartbeats import told
 from tests.phases.traces import healthy
+from tests.phases.trainer import told
 
 
 def context(name: str = "a100x2_pcie4", **changes: object) -> PlanContext:

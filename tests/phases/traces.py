@@ -22,9 +22,8 @@ from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit,
 from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence, TrainingLog
 from tests.factory.files import write_beats
 from tests.factory.ranks import records
-from tests.phases import env_files, machine_files
-from tests.phases.env_files import ENTROPY, FLOOR
-from tests.phases.heartbeats import HEALTHY, SHA, TOKEN, digest_of, ranks
+from tests.phases import machine_files
+from tests.phases.trainer import ENTROPY, FLOOR, HEALTHY, SHA, TOKEN, digest_of, env, package, ranks
 
 
 def frame(
@@ -102,7 +101,7 @@ def junit(name: str, run_dir: str, device: str) -> JUnitReport:
 def checkout(launch: Launch) -> dict[str, Any]:
     """What the harness found in the checkout that it made."""
     there = {"commit": launch.commit, "sha": launch.commit, "changed": []}
-    return {"schema_version": 1, **there, **env_files.package(launch)}
+    return {"schema_version": 1, **there, **package(launch)}
 
 
 # What a launch leaves beside its log, heartbeats and results of tests, by the name of its field.
@@ -173,7 +172,7 @@ def _healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         training=TrainingLog(frame=table, path=f"{where}/training.csv", sha256=digest_of(where)),
         gates=gates(launch.steps, after=launch.after),
         ranks=ranks(launch, profile, table),
-        env=env_files.env(launch, profile),
+        env=env(launch, profile),
         checkout=checkout(launch) if launch.commit else None,
         audit=audit() if launch.phase == "sdpa_audit" else None,
         profile={**HEALTHY["profile"], **gpu} if launch.phase == "nvtx" else None,
@@ -217,7 +216,7 @@ def _stopped(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         training=replace(made.training, frame=table),
         gates=gates(end, after=begin),
         ranks=tuple(logs),
-        env={**env_files.env(launch, profile), "resumed": {"sha256": SHA, "step": begin}},
+        env={**env(launch, profile), "resumed": {"sha256": SHA, "step": begin}},
     )
 
 
