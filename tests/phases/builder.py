@@ -16,9 +16,9 @@ from runbook.folder.facts import device_facts, env_facts
 from runbook.records import Check, Launch
 from runbook.records.evidence import AcceptedRun, AcceptedRuns, Fact, LaunchEvidence, PhaseEvidence
 from runbook.records.run import Invocation
-from tests.phases.heartbeats import HEALTHY, SHA, told
 from tests.phases.spoil import Change
 from tests.phases.traces import healthy
+from tests.phases.trainer import HEALTHY, SHA, told
 
 PHASES = registry.phases()
 
@@ -104,7 +104,6 @@ def accepted(
     return AcceptedRuns(runs=runs, path="baseline/accepted.json", sha256=SHA, **known)
 
 
-_MEMORY_MIB = {"A100": 81_920.0, "H100": 81_559.0, "H200": 143_771.0, "B200": 183_359.0}
 _NAMES = {"A100": "NVIDIA A100 80GB PCIe"}
 
 
@@ -118,7 +117,7 @@ def machine(profile: Profile) -> dict[str, Any]:
     return {
         **dict.fromkeys(("torch_device_count", "gpu_installed", "gpu_count"), count),
         "gpu_names": ", ".join([name] * hardware.gpus),
-        "gpu_memory_total_mib": _MEMORY_MIB[hardware.gpu_name[:4]],
+        "gpu_memory_total_mib": HEALTHY["memory_mib"][hardware.gpu_name[:4]],
         "gpu_pcie_gen_max": float(hardware.pcie_gen or 4),
         "gpu_nvlink": bool(hardware.nvlink),
     }

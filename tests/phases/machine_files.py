@@ -14,20 +14,21 @@ from runbook.config.profile import Profile
 from runbook.files import utc_text
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.records import Launch
-from tests.phases.heartbeats import BEGAN_AT, HEALTHY, TOKEN
+from tests.phases.trainer import BEGAN_AT, HEALTHY, TOKEN
 
-DRIVER = "580.95.05"
 # The first step begins so many seconds after the launch.
 BOOT_S = 6.0
-STARTED_AT = utc_text(datetime.fromtimestamp(BEGAN_AT - BOOT_S, tz=UTC))
 
 
-def gpu_samples(
-    gpus: int,
-    *,
-    used_mib: float = 40_000.0,
-    trains_s: float = 8.192,
-) -> pd.DataFrame:
+def at(seconds: float) -> str:
+    """The time so many seconds after the launch began."""
+    return utc_text(datetime.fromtimestamp(BEGAN_AT - BOOT_S + seconds, tz=UTC))
+
+
+STARTED_AT = at(0.0)
+
+
+def gpu_samples(gpus: int, *, used_mib: float = 4e4, trains_s: float = 8.192) -> pd.DataFrame:
     """What NVML showed, five times a second: a start of 11 s, training, an end of 1 s.
 
     Of a long training every thousandth part is shown.
@@ -37,26 +38,17 @@ def gpu_samples(
     stamps = pd.to_datetime(BEGAN_AT + at, unit="s")
     text = [stamp[:-3] for stamp in stamps.strftime("%Y/%m/%d %H:%M:%S.%f")]
     training = (at > 0.0) & (at <= trains_s + 0.5)
-    frame = pd.DataFrame(
-        {
-            "timestamp": np.repeat(text, gpus),
-            "index": np.tile(np.arange(gpus), len(at)),
-            "utilization_percent": np.repeat(np.where(training, 95.0, 2.0), gpus),
-            "memory_used_mib": used_mib,
-        }
-    )
+    frame = pd.DataFrame({"timestamp": np.repeat(text, gpus)})
     return frame.assign(
+        index=np.tile(np.arange(gpus), len(at)),
+        utilization_percent=np.repeat(np.where(training, 95.0, 2.0), gpus),
+        memory_used_mib=used_mib,
         **HEALTHY["sampled"],
         sm_clock_mhz=np.repeat(np.where(training, 1290.0, 210.0), gpus),
-        uuid="GPU-" + frame["index"].astype(str),
+        uuid=lambda table: "GPU-" + table["index"].astype(str),
         own_utilization_percent=95.0,
         own_memory_mib=used_mib,
     )
-
-
-def slot(gpu: int) -> str:
-    """The PCI place of a GPU."""
-    return f"0000:{0x17 + gpu:02x}:00"
 
 
 def devices(gpus: int) -> dict[str, Any]:
@@ -68,20 +60,14 @@ def devices(gpus: int) -> dict[str, Any]:
             **copy.deepcopy(HEALTHY["device"]),
             "index": gpu,
             "uuid": f"GPU-{gpu}",
-            "pci": f"0000{slot(gpu)}.0".upper(),
+            "pci": f"00000000:{0x17 + gpu:02X}:00.0",
             "pci_path": [f"0000:{0x56 + gpu:02x}:01"],
             "counters": dict(counters),
         }
         for gpu in range(gpus)
     ]
-    return {
-        "schema_version": 1,
-        "source": "nvml",
-        "problem": "",
-        "driver": DRIVER,
-        "taken_at": STARTED_AT,
-        "gpus": found,
-    }
+    told = {"schema_version": 1, "source": "nvml", "problem": "", "taken_at": STARTED_AT}
+    return {**told, "driver": HEALTHY["env"]["versions"]["driver"], "gpus": found}
 
 
 def no_devices() -> dict[str, Any]:
@@ -91,24 +77,15 @@ def no_devices() -> dict[str, Any]:
 
 # A ceilings.json made by hand, of devices that are as fast as one wants.
 
-# What healthy devices are seen with; an A100 behind PCIe 4 unless its profile says otherwise.
-_SEEN = {
-    "A100": (240.0, 1650.0, 25.0),
-    "H100 80GB HBM3": (700.0, 2950.0, 50.0),
-    "H200": (780.0, 4300.0, 50.0),
-    "B200": (1700.0, 7000.0, 50.0),
-    None: (0.05, 10.0, 1.0),
-}
 _LATENCY_S = 20e-6
 
 
 def healthy_rates(profile: Profile) -> dict[Ceiling, float]:
     """Rates of a healthy machine of this profile."""
     hardware = profile.hardware
-    matmul, memory, host = _SEEN[hardware.gpu_name]
-    link = {True: 200.0 if hardware.gpu_name == "B200" else 130.0, False: 14.0, None: 1.0}[
-        hardware.nvlink
-    ]
+    matmul, memory, host = HEALTHY["rates"][hardware.gpu_name]
+    nvlink = 200.0 if hardware.gpu_name == "B200" else 130.0
+    link = {True: nvlink, False: 14.0, None: 1.0}[hardware.nvlink]
     slow = 2.0 if hardware.pcie_gen == 3 else 1.0
     return {
         Ceiling.MATMUL: matmul,
@@ -156,21 +133,18 @@ def document(launch: Launch, profile: Profile, **rates: float) -> dict[str, Any]
     found = {
         what: measured(what, seen[what], launch.nproc) if has[what] else None for what in Ceiling
     }
+    device = {
+        "type": profile.hardware.device,
+        "name": profile.hardware.gpu_name or "some processor",
+    }
     return {
         "schema_version": 1,
         "run_token": TOKEN,
         "world_size": launch.nproc,
         "versions": {"torch": "2.13.0", "cuda": "13.0" if profile.has_gpu else None},
         "ranks": [
-            {
-                "rank": rank,
-                "device": {
-                    "type": profile.hardware.device,
-                    "name": profile.hardware.gpu_name or "some processor",
-                    "uuid": f"{rank}" if profile.has_gpu else None,
-                },
-                **found,
-            }
+            {"rank": rank, "device": {**device, "uuid": uuid}, **found}
             for rank in range(launch.nproc)
+            for uuid in [f"{rank}" if profile.has_gpu else None]
         ],
     }

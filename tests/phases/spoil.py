@@ -111,20 +111,6 @@ def cell(column: str, index: int, value: float) -> Change:
     return columns(**{column: changed})
 
 
-def env(**values: Any) -> Change:
-    """Entries of env.json replaced; of a block only those that are given."""
-
-    def put(name: str, value: Any) -> Change:
-        return at(f"env.{name}", **value) if isinstance(value, dict) else at(f"env.{name}", value)
-
-    return both(*(put(name, value) for name, value in values.items()))
-
-
-def effective(**values: Any) -> Change:
-    """Entries of env.json's effective block replaced."""
-    return at("env.effective", **values)
-
-
 def result(**values: Any) -> Change:
     """Fields of the launch's result replaced."""
     return at("result", **values)

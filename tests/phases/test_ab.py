@@ -14,7 +14,7 @@ from runbook.records import Outcome, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import answers, builder, spoil, traces
 from tests.phases.answers import WHERE, get, judged, noisy, said, says
-from tests.phases.heartbeats import cut_by
+from tests.phases.trainer import cut_by
 
 PHASES = builder.PHASES
 # The row that chooses.
@@ -34,7 +34,7 @@ def test_the_control_is_held_against_a_prediction_interval() -> None:
 @pytest.mark.parametrize("phase", CHOICE)
 def test_arms_of_different_commits_choose_nothing(phase: str) -> None:
     where = builder.context(protocol="launches")
-    newer, last = spoil.env(git={"sha": "2" * 40}), PHASES[phase].plan(where)[-1].name
+    newer, last = spoil.at("env.git", sha="2" * 40), PHASES[phase].plan(where)[-1].name
     found = builder.evidence(phase, where, change=newer, only=[last])
     judgement = builder.judge(phase, found, where)
     says(get(judgement, CHOICE[phase]), "INVALID not_comparable")

@@ -12,7 +12,7 @@ from runbook.config.phase import PlanContext
 from runbook.records import Check, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.stats.decision import REGRESSION_PLAN
-from tests.phases import builder, heartbeats, spoil
+from tests.phases import builder, spoil, trainer
 from tests.phases.answers import WHERE, said, says
 
 LAST, BEST = "against_last_accepted", "against_best_accepted"
@@ -30,7 +30,7 @@ def test_the_last_accepted_run_is_a_source() -> None:
     check = accepted_row(LAST, 1e5, rates=[0.9e5, 1e5])
     assert (check.limit, check.comparator.value) == (0.05, "<=")
     sources = {source.path: source.sha256 for source in check.measurement.sources}
-    assert sources["baseline/accepted.json"] == heartbeats.SHA
+    assert sources["baseline/accepted.json"] == trainer.SHA
     assert check.measurement.interval[0] < 0.05
 
 

@@ -15,7 +15,7 @@ from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import option
 from tests.phases import answers, builder, spoil, traces
 from tests.phases.answers import WHERE, case, row, says
-from tests.phases.heartbeats import SHA
+from tests.phases.trainer import SHA
 
 CPU = builder.context("cpu")
 
@@ -27,25 +27,20 @@ def selecting(blocks: float, forced: float = FORCED) -> spoil.Change:
     """Statistics of a selection of 4 blocks of 16 at S = 128: means of 3.25, and 2.625 forced."""
     table = traces.gates(1200).assign(sel_blocks_mean=blocks, sel_forced_share=forced)
     of_a_query = spoil.at("env.config", {"nsa": {"l": 16, "l_sel": 16, "n_sel": 4}})
-    return spoil.both(spoil.parts(gates=table), of_a_query, spoil.effective(seq_len=128))
+    return spoil.both(spoil.parts(gates=table), of_a_query, spoil.at("env.effective", seq_len=128))
 
 
 def test_statistics_of_the_selection_are_told_and_its_size_is_that_of_the_config() -> None:
     """Requirements L5 and G10; the size follows from the shape, so another one is a fault."""
     check = row("long_run", "gates", selecting(3.25))
     assert "a query attends to 3.25 blocks, 81% of them forced" in check.reason
-    fewer = row("long_run", "gates", selecting(2.0))
-    says(
-        fewer,
-        "FAIL mismatch",
-        "a query attends to 2 blocks, where n_sel=4, l_sel=16 and S=128 mean 3.25",
-    )
+    words = "a query attends to 2 blocks, where n_sel=4, l_sel=16 and S=128 mean 3.25"
+    says(row("long_run", "gates", selecting(2.0)), "FAIL mismatch", words)
     freer = row("long_run", "gates", selecting(3.25, 0.7))
     says(freer, "FAIL mismatch", "0.7 of its blocks are forced, where n_sel=4")
     assert "leave the learning rate alone" in freer.remedy and "padding is no block" in freer.remedy
-    seen = builder.judge(
-        "long_run", builder.evidence("long_run", WHERE, change=selecting(3.25)), WHERE
-    )
+    found = builder.evidence("long_run", WHERE, change=selecting(3.25))
+    seen = builder.judge("long_run", found, WHERE)
     kept = {one.name: (one.value, one.unit, one.n) for one in seen.measurements}
     assert kept["sel_blocks_mean"] == (3.25, "blocks", 121)
     assert kept["sel_forced_share"] == (pytest.approx(FORCED), "share", 121)
@@ -56,18 +51,14 @@ OTHER_BYTES = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240", "sh
 
 def test_checkpoints_of_one_step_hold_one_content() -> None:
     saved = spoil.every_rank(checkpoints=({"path": "checkpoints/step_240", "sha256": "a"},))
-    found = builder.evidence("long_run", CPU)
-    launches = {name: saved(made) for name, made in found.launches.items()}
-    same = builder.row("long_run", "resumed", replace(found, launches=launches), CPU)
+    same = row("long_run", "resumed", saved, CPU)
     assert "2 checkpoint(s) of one content, bit for bit" in same.reason
-    launches["resumed"] = OTHER_BYTES(launches["resumed"])
-    other = builder.row("long_run", "resumed", replace(found, launches=launches), CPU)
-    says(
-        other, "FAIL mismatch", "its checkpoints of steps 240 hold something else than those of run"
-    )
+    differ = spoil.both(saved, spoil.of_launch("resumed", OTHER_BYTES))
+    words = "its checkpoints of steps 240 hold something else than those of run"
+    says(row("long_run", "resumed", differ, CPU), "FAIL mismatch", words)
     # A launch that was told to end left out the evaluation whose loss a checkpoint has.
-    launches["run"] = spoil.every_rank(evaluations=({"step": 240},))(launches["run"])
-    says(builder.row("long_run", "resumed", replace(found, launches=launches), CPU), "PASS ok")
+    looked = spoil.of_launch("run", spoil.every_rank(evaluations=({"step": 240},)))
+    says(row("long_run", "resumed", spoil.both(differ, looked), CPU), "PASS ok")
 
 
 def test_two_more_launches_go_on_from_a_save_whose_number_has_a_digit_less() -> None:

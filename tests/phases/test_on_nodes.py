@@ -15,6 +15,7 @@ from phases.machine.nodes import node_rows, search
 from runbook.config.phase import PlanContext
 from runbook.records import Check, Confidence, LaunchStatus, RankExit
 from runbook.records.evidence import Fact, PhaseEvidence
+from tests.factory.tables import table
 from tests.phases import builder, machine_files, spoil
 from tests.phases.answers import says
 
@@ -41,10 +42,9 @@ def too_many(most: int) -> Sick:
 
 
 def where(nodes: int = 4, *, gated: bool = True) -> PlanContext:
-    base = builder.on_nodes(nodes, "cpu")
-    limits = dict(base.profile.limits)
-    floor = limits["ceiling_all_reduce_gb_s"].model_copy(update={"value": FLOOR, "gated": gated})
-    limits["ceiling_all_reduce_gb_s"] = floor
+    base, name = builder.on_nodes(nodes, "cpu"), "ceiling_all_reduce_gb_s"
+    floor = base.profile.limits[name].model_copy(update={"value": FLOOR, "gated": gated})
+    limits = {**base.profile.limits, name: floor}
     return replace(base, profile=base.profile.model_copy(update={"limits": limits}))
 
 
@@ -100,13 +100,9 @@ def test_a_sick_node_is_named_after_log2_launches_and_one(nodes: int, wrong: boo
 @pytest.mark.parametrize("nodes", range(3, 9))
 def test_however_many_are_sick_no_healthy_node_is_named(nodes: int) -> None:
     """Every set of two or more sick nodes, and every switch with two nodes or more on a side."""
-    worlds = [
-        has(*some) for size in range(2, nodes + 1) for some in combinations(range(nodes), size)
-    ]
-    worlds += [
-        crosses(*some) for size in range(2, nodes - 1) for some in combinations(range(nodes), size)
-    ]
-    worlds += [too_many(most) for most in range(1, nodes)]
+    some = [one for size in range(2, nodes + 1) for one in combinations(range(nodes), size)]
+    worlds = [too_many(most) for most in range(1, nodes)]
+    worlds += [has(*one) for one in some] + [crosses(*one) for one in some if len(one) < nodes - 1]
     for sick in worlds:
         answers: dict[tuple[int, ...], bool] = {}
         while isinstance(step := search(nodes, answers), tuple):
@@ -115,15 +111,12 @@ def test_however_many_are_sick_no_healthy_node_is_named(nodes: int) -> None:
         assert step is None
 
 
-@pytest.mark.parametrize(
-    ("sick", "wanted", "words"),
-    [
-        (has(0, 3), "INVALID wrong_environment", "no single node: several, their switch"),
-        # Where all are too many, and all but one are not, every part is well.
-        (too_many(3), "INCONCLUSIVE undecided", ""),
-        (has(), "PASS ok", "none: all together reach 2 GB/s"),
-    ],
-)
+@pytest.mark.parametrize(("sick", "wanted", "words"), [
+    (has(0, 3), "INVALID wrong_environment", "no single node: several, their switch"),
+    # Where all are too many, and all but one are not, every part is well.
+    (too_many(3), "INCONCLUSIVE undecided", ""),
+    (has(), "PASS ok", "none: all together reach 2 GB/s"),
+])  # fmt: skip
 def test_what_is_no_single_node_is_called_none(sick: Sick, wanted: str, words: str) -> None:
     context = where(4)
     check = says(sick_node(looked_for(context, sick), context), wanted, words)
@@ -188,11 +181,8 @@ def test_a_rank_whose_own_result_is_wrong_names_its_node(
 ) -> None:
     """Not where every node has one: that is no node's own."""
     found = of_ranks(bad, Ceiling.MATMUL, wrong="3 of 768 rows of an exact product are wrong")
-    check = says(
-        builder.row("preflight", "matmul", found, where(4)),
-        "INVALID wrong_environment",
-        "3 of 768 rows",
-    )
+    row = builder.row("preflight", "matmul", found, where(4))
+    check = says(row, "INVALID wrong_environment", "3 of 768 rows")
     assert check.nodes == named
     assert check.confidence is (Confidence.CONFIRMED if named else Confidence.NONE)
 
@@ -200,14 +190,11 @@ def test_a_rank_whose_own_result_is_wrong_names_its_node(
 @pytest.mark.parametrize("what", [Ceiling.ALL_REDUCE, Ceiling.LATENCY])
 def test_a_wrong_sum_is_nobodys_own(what: Ceiling) -> None:
     found = of_ranks((0, 1, 2, 3), what, wrong=SUM)
-    check = says(
-        builder.row("preflight", "all_reduce", found, where(4)), "INVALID wrong_environment", SUM
-    )
-    assert check.nodes == ()
+    row = builder.row("preflight", "all_reduce", found, where(4))
+    assert says(row, "INVALID wrong_environment", SUM).nodes == ()
     assert PREFLIGHT.needs_more(found, where(4)) == ("without_3_4",)
 
 
-ON_NODES = builder.on_nodes(2, "cpu")
 SAME: dict[str, object] = {
     "package.sha256": "ab12", "git.sha": "cd34", "torch.version": "2.13.0", "gpu.count": 0,
     **dict.fromkeys(("torch.cuda", "torch.nccl", "gpu.memory_total_mib", "gpu.names", "gpu.driver",
@@ -220,56 +207,32 @@ def fact(name: str, value: Any, note: str = "") -> Fact:
     return Fact(name=name, value=value, path="host.json", sha256="ab" * 32, note=note)
 
 
-def facts(nodes: tuple[str, ...] = ("n0", "n1"), **changed: object) -> dict[str, Fact]:
-    """Those of equal nodes; `changed` has values by fact and node, with `_` for the dot and `@`."""
-    found = {"nodes.names": fact("nodes.names", ", ".join(nodes))}
-    for node in nodes:
-        for name, value in SAME.items():
-            key = f"{name.replace('.', '_')}_{node}"
-            own = f"{name}@{node}"
-            found[own] = fact(own, changed.get(key, value), note="" if value else "none here")
-    return found
+def facts(nodes: tuple[str, ...]) -> dict[str, Fact]:
+    """Those of equal nodes."""
+    each = {f"{name}@{node}": value for node in nodes for name, value in SAME.items()}
+    found = {own: fact(own, value, "" if value else "none here") for own, value in each.items()}
+    return {"nodes.names": fact("nodes.names", ", ".join(nodes)), **found}
 
 
-def row(what: str, known: dict[str, Fact], where: PlanContext = ON_NODES) -> Check:
-    evidence = builder.evidence("preflight", where)
-    evidence = replace(evidence, facts={**evidence.facts, **known})
-    return builder.row("preflight", what, evidence, where)
-
-
-HARDWARE = ON_NODES.profile.hardware.model_copy(update={"interconnect": "infiniband"})
-LINKED = replace(ON_NODES, profile=ON_NODES.profile.model_copy(update={"hardware": HARDWARE}))
-THREE = facts(("n0", "n1", "n2"), gpu_driver_n2="550.1")
-
-
-@pytest.mark.parametrize(
-    ("what", "known", "on", "wanted", "words"),
-    [
-        ("nodes_alike", facts(torch_version_n1="2.12.0"), ON_NODES, "INVALID wrong_environment",
-         "torch: n1 has 2.12.0, n0 has 2.13.0"),
-        ("nodes_alike", facts(), ON_NODES, "PASS ok", ""),
-        ("nodes", {"nodes.names": fact("nodes.names", None, "job 3 never started")}, ON_NODES,
-         "INCOMPLETE missing_artifact", "job 3 never started"),
-        ("nodes_alike", THREE, builder.on_nodes(3, "cpu"), "INVALID wrong_environment",
-         "driver: n2 has 550.1, the others have None"),
-        ("nodes", facts(("n0",)), ON_NODES, "INVALID wrong_environment", "1: n0; asked for were 2"),
-        ("interconnect", facts(infiniband_present_n0=True), LINKED, "INVALID wrong_environment",
-         "no InfiniBand on n1; the profile needs it"),
-        ("node_clocks", facts(clock_offset_s_n1=2.5), ON_NODES, "INVALID wrong_environment",
-         "clocks are 2.500 s between n0 and n1 apart"),
-        ("node_clocks", facts(clock_offset_s_n0=0.1), ON_NODES, "PASS warning", ""),
-    ],
-)  # fmt: skip
+@table(__file__, "unlike_nodes")
 def test_a_node_that_differs_is_named(
-    what: str, known: dict[str, Fact], on: PlanContext, wanted: Any, words: str
+    row: str, nodes: int, known: dict[str, Any], wanted: Any, words: str
 ) -> None:
-    check = says(row(what, known, on), wanted, words)
+    where = builder.on_nodes(nodes, "cpu")
+    if row == "interconnect":  # the profile needs it
+        linked = where.profile.hardware.model_copy(update={"interconnect": "infiniband"})
+        profile = where.profile.model_copy(update={"hardware": linked})
+        where = replace(where, profile=profile)
+    found = builder.evidence("preflight", where)
+    of_nodes = {**facts(tuple(names(nodes))), **{k: fact(k, *v) for k, v in known.items()}}
+    found = replace(found, facts={**found.facts, **of_nodes})
+    check = says(builder.row("preflight", row, found, where), wanted, words)
     if wanted == "INVALID wrong_environment":
         assert check.remedy.startswith("take the node that the message names out")
-        assert f"--launcher slurm --nodes {on.nodes}" in check.rerun
+        assert f"--launcher slurm --nodes {nodes}" in check.rerun
 
 
 def test_one_machine_has_none_of_these_rows() -> None:
     alone = PREFLIGHT.check_ids(builder.context("cpu"))
-    more = set(PREFLIGHT.check_ids(ON_NODES)) - set(alone)
+    more = set(PREFLIGHT.check_ids(builder.on_nodes(2, "cpu"))) - set(alone)
     assert more == {f"preflight.{one.what}" for one in node_rows()}

@@ -15,30 +15,21 @@ PHASES = builder.PHASES
 
 
 def scaled(
-    one: float,
-    many: float,
-    *,
-    what: str = "scaling",
-    where: Any = WHERE,
-    change: spoil.Change | None = None,
+    one: float, many: float, *, what: str = "scaling", where: Any = WHERE, change: Any = None
 ) -> Check:
     """A row where E = many / (2 * one) at one batch per GPU, with one percent between launches.
 
     At one global batch, which one GPU runs twice as fast, E is half as large.
     """
-    planned, plan = PHASES["baseline"].plan(where), PHASES["single_gpu"].plan(where)
-    wobble = (0.995, 1.0, 1.005, 0.995, 1.005)[: len(planned)]
-    before = {
-        launch.name: traces.healthy(launch, where.profile, rate=many * factor)
-        for launch, factor in zip(planned, wobble, strict=True)
-    }
+    plan = PHASES["single_gpu"].plan(where)
+    wobble = (0.995, 1.0, 1.005, 0.995, 1.005)[: len(PHASES["baseline"].plan(where))]
+    earlier = builder.baseline_at(*(many * factor for factor in wobble), where=where)
     alone = {}
     for number, launch in enumerate(plan):
         share = "share" in launch.name or not any("share" in other.name for other in plan)
         rate = one * wobble[number * len(wobble) // len(plan)] * (1 if share else 2)
         made = traces.healthy(launch, builder.batch_of(launch, where.profile), rate=rate)
         alone[launch.name] = change(made) if change else made
-    earlier = {"baseline": PhaseEvidence(launches=before)}
     found = PhaseEvidence(launches=alone, earlier=earlier)
     return builder.row("single_gpu", what, found, where)
 
@@ -49,9 +40,9 @@ def only_shares(change: spoil.Change) -> spoil.Change:
 
 TWO = builder.on_nodes(2)
 MEASURED = "; measured: one rank on 1 node and 2 ranks on 2"
-CHECKPOINTING = spoil.effective(gradient_checkpointing=True)
+CHECKPOINTING = spoil.at("env.effective", gradient_checkpointing=True)
 CRASHES = only_shares(spoil.ended(LaunchStatus.CRASHED, rows=9))
-SMALLER = only_shares(spoil.effective(global_batch=2))
+SMALLER = only_shares(spoil.at("env.effective", global_batch=2))
 
 
 @pytest.mark.parametrize(("what", "many", "where", "change", "expected", "words"), [
@@ -69,7 +60,7 @@ SMALLER = only_shares(spoil.effective(global_batch=2))
     # Over several nodes it says on how many.
     ("scaling", 1.96e5, TWO, None, "PASS ok", MEASURED),
     ("as_planned", 1.96e5, TWO, None, "PASS ok", ""),
-    ("as_planned", 1.96e5, TWO, only_shares(spoil.env(nodes=2)), "INVALID mismatch",
+    ("as_planned", 1.96e5, TWO, only_shares(spoil.at("env", nodes=2)), "INVALID mismatch",
      "nodes: wanted 1, got 2"),
 ])  # fmt: skip
 def test_scaling_of_unlike_runs_is_not_comparable(
@@ -78,17 +69,14 @@ def test_scaling_of_unlike_runs_is_not_comparable(
     says(scaled(1e5, many, what=what, where=where, change=change), expected, words)
 
 
-@pytest.mark.parametrize(
-    ("one", "many", "what", "expected", "share"),
-    [
-        # A host that limits a small batch is no bad scaling: two GPUs do twice the work of one,
-        # and no more than one with all of the batch.
-        (1e5, 1.96e5, "scaling", "PASS ok", 0.98),
-        (1e5, 1.96e5, "scaling_global_batch", "SKIPPED not_gated", 0.49),
-        # Report v4's 847 on two against 334 on one: not possible.
-        (334.0, 847.0, "scaling", "INVALID not_plausible", 847 / 334 / 2),
-    ],
-)
+@pytest.mark.parametrize(("one", "many", "what", "expected", "share"), [
+    # A host that limits a small batch is no bad scaling: two GPUs do twice the work of one, and no
+    # more than one with all of the batch.
+    (1e5, 1.96e5, "scaling", "PASS ok", 0.98),
+    (1e5, 1.96e5, "scaling_global_batch", "SKIPPED not_gated", 0.49),
+    # Report v4's 847 on two against 334 on one: not possible.
+    (334.0, 847.0, "scaling", "INVALID not_plausible", 847 / 334 / 2),
+])  # fmt: skip
 def test_a_host_that_limits_a_small_batch_is_no_bad_scaling(
     one: float, many: float, what: str, expected: Any, share: float
 ) -> None:
@@ -99,13 +87,11 @@ def test_a_host_that_limits_a_small_batch_is_no_bad_scaling(
 
 def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
     plan = PHASES["single_gpu"].plan(WHERE)
-    assert [launch.name for launch in plan] == [
-        *("run1", "share1", "share2", "run2", "run3", "share3", "share4", "run4", "run5", "share5")
-    ]
+    order = "run1 share1 share2 run2 run3 share3 share4 run4 run5 share5"
+    assert " ".join(launch.name for launch in plan) == order
     for launch in plan:
-        assert launch.config_overrides.get("train.batch_size") == (
-            1 if "share" in launch.name else None
-        )
+        batch = 1 if "share" in launch.name else None
+        assert launch.config_overrides.get("train.batch_size") == batch
     again = builder.context(config_overrides={"train.batch_size": 8})
     assert PHASES["single_gpu"].plan(again)[1].config_overrides["train.batch_size"] == 4
     for name in ("h200x1", "cpu"):

@@ -30,10 +30,11 @@ from runbook.records import (
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence, RankLog, SetAside, TrainingLog
 from runbook.records.launch import option
 from runbook.records.outcome import Verdict
+from tests.factory import records
 from tests.phases import builder, spoil
 from tests.phases.answers import get, says
-from tests.phases.heartbeats import told
 from tests.phases.traces import healthy
+from tests.phases.trainer import told
 
 
 def context(name: str = "a100x2_pcie4", **changes: object) -> PlanContext:
@@ -64,9 +65,8 @@ def checks(
     if change:
         made |= {name: change(one) for name, one in made.items() if only in ("", name)}
     facts = builder.facts(**builder.machine(where.profile), **known)
-    judged = registry.phases_of(where.profile.phases)[phase].judge(
-        PhaseEvidence(launches=made, facts=facts), where
-    )
+    found = PhaseEvidence(launches=made, facts=facts)
+    judged = registry.phases_of(where.profile.phases)[phase].judge(found, where)
     return {check.id.partition(".")[2]: check for check in judged.checks}
 
 
@@ -90,7 +90,7 @@ def test_a_healthy_launch_passes_every_gate(name: str, phase: str) -> None:
 def instead(made: LaunchEvidence) -> LaunchEvidence:
     """Generated tokens where the plan wants documents, as `data.synthetic_on_fail` lets it."""
     note = "SYNTHETIC DATA instead of fineweb_edu (--synthetic-on-fail): no network"
-    return spoil.env(effective={"dataset": "synthetic"}, notes=[note])(made)
+    return spoil.at("env.effective.dataset", "synthetic")(spoil.at("env", notes=[note])(made))
 
 
 def test_another_model_than_that_of_the_go_is_not_as_planned() -> None:
@@ -101,12 +101,8 @@ def test_another_model_than_that_of_the_go_is_not_as_planned() -> None:
 
 
 def test_a_phase_that_trained_on_other_data_than_planned_is_no_gate() -> None:
-    found = checks("smoke", instead)["as_planned"]
-    says(
-        found,
-        "INVALID mismatch",
-        "dataset: wanted fineweb_edu, got synthetic (SYNTHETIC DATA instead",
-    )
+    words = "dataset: wanted fineweb_edu, got synthetic (SYNTHETIC DATA instead"
+    says(checks("smoke", instead)["as_planned"], "INVALID mismatch", words)
 
 
 LATE_NAN = spoil.columns(loss=lambda table: table["loss"].where(table["step"] != 7, math.nan))
@@ -116,18 +112,14 @@ def counted(rank: int, ended: int) -> spoil.Change:
     return spoil.rank(rank, counts={"step_start": 300, "step_end": ended})
 
 
-@pytest.mark.parametrize(
-    ("what", "change", "expected"),
-    [
-        ("heartbeats", counted(1, 299), "FAIL mismatch"),
-        ("heartbeats", counted(0, 300), "FAIL mismatch"),
-        ("heartbeats", spoil.parts(ranks=()), "INCOMPLETE missing_artifact"),
-        ("past_step_5", LATE_NAN, "FAIL non_finite"),
-    ],
-)
+@pytest.mark.parametrize(("what", "change", "expected"), [
+    ("heartbeats", counted(1, 299), "FAIL mismatch"),
+    ("heartbeats", counted(0, 300), "FAIL mismatch"),
+    ("heartbeats", spoil.parts(ranks=()), "INCOMPLETE missing_artifact"),
+    ("past_step_5", LATE_NAN, "FAIL non_finite"),
+])  # fmt: skip
 def test_rows_of_the_smoke(what: str, change: spoil.Change, expected: str) -> None:
-    found = checks("smoke", change)[what]
-    says(found, expected)
+    says(checks("smoke", change)[what], expected)
 
 
 def test_a_leg_that_was_ended_from_outside_is_no_failure() -> None:
@@ -145,9 +137,7 @@ def test_what_no_phase_collected_has_a_remedy_that_can_be_followed() -> None:
     for facts, wanted in (({}, "INCOMPLETE not_run"), (other, "INCOMPLETE missing_artifact")):
         judged = phase.judge(PhaseEvidence(launches=launches, facts=facts), WHERE)
         row = says(get(judged, "extended.storage"), wanted)
-        assert ("add the phase preflight to the plan" in row.remedy) is (
-            wanted == "INCOMPLETE not_run"
-        )
+        assert ("add the phase preflight to the plan" in row.remedy) is (facts == {})
         assert ("no phase of this run collects" in row.reason) is (wanted == "INCOMPLETE not_run")
 
 
@@ -207,14 +197,11 @@ def test_a_leg_that_went_on_from_another_checkpoint_than_its_own() -> None:
     where = context("cpu", steps_scale=0.02)
     begun = Begun(path="production/leg1/checkpoints/step_50", step=50, sha256="ab" * 32)
     found = {"path": "/x/production/leg1/checkpoints/step_25", "step": 25, "sha256": "cd" * 32}
-    change = spoil.both(spoil.result(begun=begun), spoil.env(resumed=found))
+    change = spoil.both(spoil.result(begun=begun), spoil.at("env", resumed=found))
     judged = checks("production", change, only="leg2", where=where)
     for what in ("as_planned", "plausible"):
-        says(
-            judged[what],
-            "INVALID mismatch",
-            "from step 25 (leg1/checkpoints/step_25), and not from",
-        )
+        words = "from step 25 (leg1/checkpoints/step_25), and not from"
+        says(judged[what], "INVALID mismatch", words)
 
 
 # FineWeb: skipped without its package, and judged by its loader and its loss.
@@ -257,16 +244,12 @@ def leg(name: str, *, at: float, lasts: float, first: int, ends: list[float]) ->
         rank=0, path="h", sha256="", events=0, tokens=frozenset(), first_step=first,
         last_step=steps[-1], exit_code=0, exit_reason="", param_hash=None, counts={}, steps=marks,
     )  # fmt: skip
-    launch = Launch(
-        name=name, phase="production", kind="trainer", argv=(), env={}, nproc=1, steps=steps[-1],
-        run_dir=f"production/{name}", timeout_s=1,
-    )  # fmt: skip
+    launch = records.launch(name=name, phase="production", steps=steps[-1])
+    begun = Begun(path="c", step=first - 1, sha256="") if first > 1 else None
     result = LaunchResult(
-        status=LaunchStatus.COMPLETED,
-        started_at=datetime.fromtimestamp(T0 + at, UTC).isoformat(),
-        duration_s=lasts,
-        begun=Begun(path="c", step=first - 1, sha256="") if first > 1 else None,
-    )
+        status=LaunchStatus.COMPLETED, started_at=datetime.fromtimestamp(T0 + at, UTC).isoformat(),
+        duration_s=lasts, begun=begun,
+    )  # fmt: skip
     log = TrainingLog(path="t", frame=frame, sha256="")
     return LaunchEvidence(launch=launch, result=result, training=log, ranks=(rank,))
 
@@ -310,15 +293,12 @@ def test_steps_behind_the_checkpoint_that_a_later_leg_went_on_from_are_lost() ->
 SOON = SetAside(folder="f", began=T0 + 25, first_step=T0 + 60, ended=T0 + 30)
 
 
-@pytest.mark.parametrize(
-    ("second", "told"),
-    [
-        (replace(TWO, result=ONE.result), "ran at once"),
-        (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0] * 6), "own times are longer"),
-        (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0, 40.0, 55.0]), "the harness saw"),
-        (replace(TWO, aside=(SOON,)), "before its first step"),
-    ],
-)
+@pytest.mark.parametrize(("second", "told"), [
+    (replace(TWO, result=ONE.result), "ran at once"),
+    (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0] * 6), "own times are longer"),
+    (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0, 40.0, 55.0]), "the harness saw"),
+    (replace(TWO, aside=(SOON,)), "before its first step"),
+])  # fmt: skip
 def test_where_clocks_disagree_it_is_told(second: LaunchEvidence, told: str) -> None:
     assert any(told in text for text in time_of([ONE, second]).wrong)
 

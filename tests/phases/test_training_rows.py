@@ -18,7 +18,7 @@ from phases.training.plausible import differences
 from runbook.folder.launch.shapes import ENV, shaped
 from runbook.records import LaunchStatus, Outcome
 from runbook.records.evidence import LaunchEvidence
-from tests.phases import answers, builder, env_files, spoil, traces
+from tests.phases import answers, builder, spoil, traces, trainer
 from tests.phases.answers import case, says
 from tests.phases.spoil import Change, at
 from tests.tiers import examples
@@ -188,6 +188,6 @@ def test_what_was_learned_is_held_against_the_limit_with_four_standard_errors() 
     check = answers.row("long_run", "learns", losses)
     # The last 50 steps are 2.5 and 3.5 in turn: mean 3, standard error 0.5 / sqrt(50).
     worst = 3.0 + 4 * 0.5 / math.sqrt(50)
-    share = (env_files.FLOOR - worst) / (env_files.FLOOR - env_files.ENTROPY)
+    share = (trainer.FLOOR - worst) / (trainer.FLOOR - trainer.ENTROPY)
     assert check.measurement.value == pytest.approx(share)
     assert (check.outcome, check.limit) == (Outcome.PASS, 0.1)

@@ -10,7 +10,6 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,12 @@ import pandas as pd
 
 from nsa import contract
 from runbook.config.profile import Profile
-from runbook.files import utc_text
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence, TrainingLog
 from tests.factory.files import write_beats
 from tests.factory.ranks import records
-from tests.phases import env_files, machine_files
-from tests.phases.env_files import ENTROPY, FLOOR
-from tests.phases.heartbeats import BEGAN_AT, HEALTHY, SHA, TOKEN, digest_of, ranks
+from tests.phases import machine_files
+from tests.phases.trainer import ENTROPY, FLOOR, HEALTHY, SHA, TOKEN, digest_of, env, package, ranks
 
 
 def frame(
@@ -35,15 +32,12 @@ def frame(
     """One row per step at exactly `rate` tok/s, or at the rate of each arm."""
     tokens = profile.workload_of(launch.phase).tokens_per_step
     rows: list[tuple[str, int, bool]] = []
-    if launch.schedule is None:
+    if (plan := launch.schedule) is None:
         rows = [("", 0, False)] * (launch.steps - launch.after)
-    else:
-        plan = launch.schedule
-        for block, order in enumerate(plan.rounds):
-            for arm in order:
-                rows += [(arm, block, True)] * plan.warmup_steps + [
-                    (arm, block, False)
-                ] * plan.steps
+    for arm, block in (
+        [(arm, b) for b, order in enumerate(plan.rounds) for arm in order] if plan else []
+    ):
+        rows += [(arm, block, True)] * plan.warmup_steps + [(arm, block, False)] * plan.steps
     speeds = np.array([(rates or {}).get(arm, rate) for arm, _, _ in rows])
     noise = np.random.default_rng(7).normal(0, 0.004, len(rows))
     return pd.DataFrame(
@@ -88,14 +82,11 @@ _NO_FLASH = {"cmp": "explicit_softmax", "sel": "efficient", "win": "efficient"}
 def audit(kernels: Mapping[str, str] = AUDIT) -> dict[str, Any]:
     """An audit in which the default arm ran `kernels`."""
     arms = {"default": kernels, "flash_only": AUDIT, "no_flash": _NO_FLASH}
-    return {
-        "arms": {
-            arm: {
-                "branches": {branch: {"kernel": name, "ops": {}} for branch, name in found.items()}
-            }
-            for arm, found in arms.items()
-        }
-    }
+
+    def ran(found: Mapping[str, str]) -> dict[str, Any]:
+        return {branch: {"kernel": name, "ops": {}} for branch, name in found.items()}
+
+    return {"arms": {arm: {"branches": ran(found)} for arm, found in arms.items()}}
 
 
 def junit(name: str, run_dir: str, device: str) -> JUnitReport:
@@ -110,7 +101,7 @@ def junit(name: str, run_dir: str, device: str) -> JUnitReport:
 def checkout(launch: Launch) -> dict[str, Any]:
     """What the harness found in the checkout that it made."""
     there = {"commit": launch.commit, "sha": launch.commit, "changed": []}
-    return {"schema_version": 1, **there, **env_files.package(launch)}
+    return {"schema_version": 1, **there, **package(launch)}
 
 
 # What a launch leaves beside its log, heartbeats and results of tests, by the name of its field.
@@ -167,11 +158,9 @@ def _healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
     if launch.stop is not None:
         return _stopped(launch, profile, **speed)
     table = frame(launch, profile, **speed)
-    done = done.model_copy(update={"duration_s": float(table["dt_s"].sum()) + 8.0})
-    over = utc_text(
-        datetime.fromtimestamp(BEGAN_AT - machine_files.BOOT_S + done.duration_s, tz=UTC)
-    )
     trained = float(table["dt_s"].sum())
+    done = done.model_copy(update={"duration_s": trained + 8.0})
+    over = machine_files.at(done.duration_s)
     samples = machine_files.gpu_samples(launch.nproc, trains_s=trained) if profile.has_gpu else None
     gpu = {"gpu": HEALTHY["on_gpu"]} if profile.has_gpu else {}
     counted = machine_files.devices(launch.nproc) if profile.has_gpu else machine_files.no_devices()
@@ -183,7 +172,7 @@ def _healthy(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         training=TrainingLog(frame=table, path=f"{where}/training.csv", sha256=digest_of(where)),
         gates=gates(launch.steps, after=launch.after),
         ranks=ranks(launch, profile, table),
-        env=env_files.env(launch, profile),
+        env=env(launch, profile),
         checkout=checkout(launch) if launch.commit else None,
         audit=audit() if launch.phase == "sdpa_audit" else None,
         profile={**HEALTHY["profile"], **gpu} if launch.phase == "nvtx" else None,
@@ -227,7 +216,7 @@ def _stopped(launch: Launch, profile: Profile, **speed: Any) -> LaunchEvidence:
         training=replace(made.training, frame=table),
         gates=gates(end, after=begin),
         ranks=tuple(logs),
-        env={**env_files.env(launch, profile), "resumed": {"sha256": SHA, "step": begin}},
+        env={**env(launch, profile), "resumed": {"sha256": SHA, "step": begin}},
     )
 
 
@@ -246,20 +235,12 @@ def write_launch(root: Path, made: LaunchEvidence) -> Path:
         table.to_csv(folder / contract.TRAINING_CSV, index=False)
     if made.gates is not None:
         made.gates.to_csv(folder / contract.GATES_CSV, index=False)
-    for name, document in (
-        (contract.ENV_JSON, made.env),
-        (contract.SDPA_AUDIT_JSON, made.audit),
-        (contract.PROFILE_JSON, made.profile),
-        (contract.CEILINGS_JSON, made.ceilings),
-        ("devices_before.json", made.devices_before),
-        ("devices_after.json", made.devices_after),
-        ("kernel_log.json", made.kernel_log),
-        ("load.json", made.load),
-        ("checkout.json", made.checkout),
-        ("result.json", made.result.model_dump(mode="json")),
-    ):
-        if document is not None:
+    documents = {k: n for k, n in _FILES.items() if n.endswith(".json")}
+    documents["ceilings"] = contract.CEILINGS_JSON
+    for kind, name in documents.items():
+        if (document := getattr(made, kind)) is not None:
             (folder / name).write_text(json.dumps(document))
+    (folder / "result.json").write_text(made.result.model_dump_json())
     for rank in made.ranks:
         lines = [{**line, "ts": float(line["ts"]) + own} for line in records(rank)]
         write_beats(folder, rank.rank, lines)

@@ -20,7 +20,7 @@ from runbook.stats.arms import (
     non_inferiority,
     rounds_of,
 )
-from runbook.stats.decision import FUSED_PLAN, Decided, Decision, FloatArray
+from runbook.stats.decision import FUSED_PLAN, Decided, Decision
 
 
 def table_of(values: npt.NDArray[np.float64], arms: Sequence[str] | None = None) -> pd.DataFrame:
@@ -151,25 +151,11 @@ def test_three_rounds_are_enough_and_two_are_not() -> None:
 
 # A machine that changes its pace under the arms decides nothing.
 
-ROUNDS, ARMS, STEPS = 30, 2, 20
-
-
-def quiet(seed: int = 0, sd: float = 0.02) -> FloatArray:
-    """Seconds [rounds, arms, steps] of equal arms, every step on its own."""
-    noise = np.random.default_rng(seed).normal(0, sd, (ROUNDS, ARMS, STEPS))
-    return np.exp(noise)
-
-
-def beside_the_variant(seed: int = 0) -> FloatArray:
-    """By bad luck it is there in the turns of the second arm."""
-    times = quiet(seed)
-    times[::2, 1] *= 1.4
-    return times
-
 
 def test_a_difference_beside_a_neighbor_is_not_believed() -> None:
-    """Without the steps the same numbers are a DROP, and a WINNER."""
-    times = beside_the_variant()
+    """It is there in the turns of the second arm; without the steps that is DROP, and WINNER."""
+    times = np.exp(np.random.default_rng(0).normal(0, 0.02, (30, 2, 20)))  # rounds, arms, steps
+    times[::2, 1] *= 1.4
     first, second = rates(times).T
     assert non_inferiority(first, second, plan=FUSED_PLAN).outcome is Decided.DROP
     seen = non_inferiority(first, second, plan=FUSED_PLAN, steps=times)

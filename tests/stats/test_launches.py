@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,6 +26,7 @@ from runbook.stats import decision as plans
 from runbook.stats.arms import best_arm_sequential, non_inferiority, t_quantile
 from runbook.stats.decision import Decided
 from runbook.stats.launches import LEVEL_RUNS, below_level, loss_shown, scaling
+from tests.factory.tables import table
 from tests.phases import builder
 from tests.tiers import by_tier
 
@@ -83,12 +83,9 @@ def test_a_few_launches_show_a_loss_beyond_all_noise_and_no_other() -> None:
     near = loss_shown([90.0], [80.0], allowance=ALLOWED)
     assert near.outcome is Decided.INCONCLUSIVE
     assert loss_shown([90.0], [95.0], allowance=ALLOWED).outcome is Decided.PASS
-
-
-def test_three_launches_that_agree_by_luck_show_nothing_of_their_own() -> None:
-    # Without a least spread the bound would be the estimate itself.
-    found = loss_shown([100.0, 100.0, 100.0], [94.9, 94.9, 94.9], allowance=ALLOWED)
-    assert found.outcome is Decided.INCONCLUSIVE
+    # Three that agree by luck: without a least spread the bound would be the estimate itself.
+    alike = loss_shown([100.0, 100.0, 100.0], [94.9, 94.9, 94.9], allowance=ALLOWED)
+    assert alike.outcome is Decided.INCONCLUSIVE
 
 
 def test_fewer_than_five_runs_are_no_level() -> None:
@@ -106,33 +103,15 @@ def test_every_plan_and_nothing_else_is_simulated_and_the_page_has_all_of_it() -
     assert plan_table() in page
 
 
-@pytest.mark.parametrize(
-    ("phase", "check", "function", "plan", "changes"),
-    [
-        ("bucket_sweep", "best", best_arm_sequential, "best arm, blocks", {}),
-        (
-            "bucket_sweep", "best", best_arm_sequential, "best arm, launches",
-            {"protocol": "launches"},
-        ),
-        ("bucket_sweep", "best", best_arm_sequential, "equal arms (A/A)", {"aa": True}),
-        ("fused_adamw", "keep", non_inferiority, "fused AdamW, blocks", {}),
-        (
-            "fused_adamw", "keep", non_inferiority, "fused AdamW, launches",
-            {"protocol": "launches"},
-        ),
-        ("fused_adamw", "keep", best_arm_sequential, "equal arms (A/A)", {"aa": True}),
-        ("single_gpu", "scaling", scaling, "scaling", {}),
-    ],
-)  # fmt: skip
+BY_NAME = {one.__name__: one for one in (best_arm_sequential, non_inferiority, scaling)}
+
+
+@table(__file__, "published")
 def test_a_phase_follows_the_published_plan(
-    monkeypatch: pytest.MonkeyPatch,
-    phase: str,
-    check: str,
-    function: Callable[..., Any],
-    plan: str,
-    changes: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch, row: str, by: str, plan: str, changes: dict[str, Any]
 ) -> None:
     """The power of five pairs was published, the phase decided on three without a plan."""
+    function, (phase, _, what) = BY_NAME[by], row.partition(".")
     default = inspect.signature(function).parameters["plan"].default
     followed = []
 
@@ -146,7 +125,7 @@ def test_a_phase_follows_the_published_plan(
             monkeypatch.setattr(module, name, recorded)
     where = builder.context(**changes)
     before = {"baseline": builder.evidence("baseline", where)}
-    builder.row(phase, check, builder.evidence(phase, where, earlier=before), where)
+    builder.row(phase, what, builder.evidence(phase, where, earlier=before), where)
     assert followed and all(one is plans.PLANS[plan] for one in followed)
 
 
@@ -193,6 +172,3 @@ def test_which_arm_goes_first_is_drawn_anew_unless_told() -> None:
     assert firsts == {("a", "b"), ("b", "a")}
     told = {plans.balanced_rounds("ab", 4, Random(seed), ordered_first=True) for seed in range(20)}
     assert {orders[:2] for orders in told} == {(("a", "b"), ("b", "a"))} and len(told) == 2
-
-
-# What a plan that keeps at its end only does

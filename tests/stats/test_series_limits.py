@@ -13,6 +13,7 @@ from runbook.errors import UsageError
 from runbook.stats import series
 from runbook.stats.decision import Decided, Decision, FloatArray, pace_of, unless_disturbed
 from runbook.stats.series import memory_plateau, outside_plateau, stall_period, stall_share, steady
+from tests.factory.tables import rows, table
 
 
 def run_of(levels: FloatArray, size: int = 50) -> FloatArray:
@@ -86,14 +87,11 @@ def test_a_shift_is_named_by_its_step(tolerance: float, found: bool) -> None:
     assert ("shift of +10.0% at step 68 (p = " in decision.reason) is found
 
 
-@pytest.mark.parametrize(("tolerance", "outcome"), [(0.0201, "PASS"), (0.0199, "FAIL")])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_trend_without_noise_is_inside_or_outside(
-    tolerance: float, outcome: str, sign: int
-) -> None:
+def test_a_trend_without_noise_is_inside_or_outside(sign: int) -> None:
     times = run_of(math.log1p(sign * 0.02) * np.arange(24) / 24, 50)
-    decision = steady(times, tolerance=tolerance)
-    assert decision.outcome is Decided[outcome]
+    assert steady(times, tolerance=0.0201).outcome is Decided.PASS
+    assert steady(times, tolerance=0.0199).outcome is Decided.FAIL
 
 
 def test_a_share_of_stalls_at_its_limit_is_within_it() -> None:
@@ -102,8 +100,7 @@ def test_a_share_of_stalls_at_its_limit_is_within_it() -> None:
     share = 6 / 1204
     assert stall_share(times[1:]) == pytest.approx(share)
     assert steady(times, stall_limit=share * 1.001).outcome is Decided.PASS
-    decision = steady(times, stall_limit=share * 0.999)
-    assert decision.outcome is Decided.FAIL
+    assert steady(times, stall_limit=share * 0.999).outcome is Decided.FAIL
 
 
 @pytest.mark.parametrize(
@@ -127,19 +124,8 @@ def test_a_slow_step_is_five_robust_deviations_off(noise: float, slow: float, co
     assert (stall_share(times) > 0) is counts
 
 
-@pytest.mark.parametrize(
-    ("at", "period"),
-    [
-        ([20, 40, 60, 80, 100], 20),
-        ([20, 40, 60, 80], None),
-        ([20, 21, 22, 23, 24], None),
-        ([20, 22, 24, 26, 28], 2),
-        ([10, 20, 30, 40, 50, 60, 70, 80, 91, 103, 116], 10),
-        ([10, 20, 30, 40, 50, 60, 70, 81, 93, 106, 120], None),
-    ],
-)
+@table(__file__, "by_the_clock")
 def test_slow_steps_that_come_by_the_clock(at: list[int], period: int | None) -> None:
-    """Five of them at least, seven in ten equally far apart, and not one long stretch."""
     times = np.ones(400)
     times[at] = 1.5
     assert stall_period(times) == period
@@ -186,13 +172,12 @@ def test_a_new_mark_may_be_64_mib_or_two_per_mille_higher(
     assert plateau(mib).outcome is Decided[outcome]
 
 
-@pytest.mark.parametrize(("rows", "outcome"), [(10, "FAIL"), (5, "PASS")])
-def test_a_spike_hides_no_growth_that_lasts_for_a_twentieth(rows: int, outcome: str) -> None:
+@pytest.mark.parametrize(("lasts", "outcome"), [(10, "FAIL"), (5, "PASS")])
+def test_a_spike_hides_no_growth_that_lasts_for_a_twentieth(lasts: int, outcome: str) -> None:
     mib = np.full(400, 8_000.0)
     mib[50] = 9_000.0
-    mib[300 : 300 + rows] += 100.0
-    decision = plateau(mib)
-    assert decision.outcome is Decided[outcome]
+    mib[300 : 300 + lasts] += 100.0
+    assert plateau(mib).outcome is Decided[outcome]
 
 
 def test_forty_rows_are_enough() -> None:
@@ -208,8 +193,7 @@ def test_a_limit_holds_for_what_was_used_and_for_what_will_be() -> None:
     growing = 8_000 + 0.1 * AT
     end = 8_000 + 0.1 * 390.5 + 0.1 * 600  # the median of the last 20 rows, and 600 steps on
     assert plateau(growing, 1_000, end * (1 + 1e-9)).outcome is Decided.PASS
-    late = plateau(growing, 1_000, end * (1 - 1e-9))
-    assert late.outcome is Decided.FAIL
+    assert plateau(growing, 1_000, end * (1 - 1e-9)).outcome is Decided.FAIL
 
 
 @pytest.mark.parametrize(
@@ -271,51 +255,24 @@ def test_only_an_answer_about_the_arms_rests_on_the_pace(outcome: Decided) -> No
 
 # Memory read from outside: healthy processes whose allocator fills its free list, and leaks.
 
-# Two ranks of a plain DistributedDataParallel script on CPUs, MiB together, as measured. The bytes
-# in use kept level, and malloc_trim(0) gave all of the rise back.
-SHORT = """
-5 891 15 896 25 896 35 897 45 898 55 900 65 900 75 903 85 902 95 906 105 905 115 904 125 906 135 905
-145 906 155 909 165 909 175 908 185 910 195 910 205 912 215 912 225 917 235 919 245 919 275 924
-300 929 325 931 350 935 375 936 395 942 415 947 435 954 455 959 475 965 490 963 505 971 520 975
-535 979 550 982 570 986 585 993 600 994 615 992
-"""
-LONGER = """
-5 894 30 893 55 894 80 894 105 895 130 898 155 899 180 898 225 902 275 908 320 910 365 911 415 920
-455 927 495 931 535 938 575 959 625 969 675 988 725 1014 770 1021 815 1038 865 1063 910 1082
-955 1099 1005 1118 1050 1125 1090 1132 1140 1143 1185 1149 1235 1159 1280 1170 1320 1174 1370 1185
-1425 1192 1475 1198 1520 1212 1565 1214 1610 1223 1655 1229 1700 1234 1745 1243 1795 1246 1845 1248
-1890 1248 1940 1249 1990 1249
-"""
-LEVEL_AT_LAST = """
-5 895 70 898 135 897 200 900 265 903 330 895 395 904 510 899 665 914 830 930 995 939 1165 943
-1360 951 1545 964 1695 964 1825 964 1960 965 2100 965 2225 965 2335 968 2500 968 2645 966 2780 996
-2935 1059 3075 1104 3225 1154 3345 1211 3460 1256 3580 1298 3710 1364 3860 1385 4015 1385 4150 1385
-4270 1385 4400 1385 4535 1385 4645 1385 4755 1385 4900 1372 5035 1372 5155 1372 5290 1372 5420 1372
-5545 1372 5675 1372 5820 1372 5945 1358
-"""
-# With glibc's threshold at 64 KiB: what each of two ranks keeps of every step, 64 KiB.
-KEPT = " ".join(f"{step} {round(634.5 + 0.137 * step)}" for step in range(10, 800, 10))
+SHORT = rows(__file__, "measured")[0]["mib"]
 
 
-def of(measured: str) -> tuple[np.ndarray, np.ndarray]:
-    both = np.array(measured.split(), dtype=float).reshape(-1, 2)
+def of(mib: str) -> tuple[np.ndarray, np.ndarray]:
+    both = np.array(mib.split(), dtype=float).reshape(-1, 2)
     return both[:, 0], both[:, 1]
 
 
-def judged(measured: str, limit: float = 16_384.0) -> Decision:
-    return outside_plateau(*of(measured), 50_000, limit)
+def judged(mib: str, limit: float = 16_384.0) -> Decision:
+    return outside_plateau(*of(mib), 50_000, limit)
 
 
-@pytest.mark.parametrize(
-    ("measured", "outcome"),
-    [(SHORT, "INCONCLUSIVE"), (LONGER, "INCONCLUSIVE"), (LEVEL_AT_LAST, "PASS"),
-     (KEPT, "INCONCLUSIVE")],
-)  # fmt: skip
+@table(__file__, "measured")
 def test_what_may_be_an_allocator_is_no_leak_and_what_became_level_is_none(
-    measured: str, outcome: str
+    mib: str, outcome: str
 ) -> None:
-    assert memory_plateau(*of(measured), 50_000, 16_384).outcome is Decided.FAIL
-    found = judged(measured)
+    assert memory_plateau(*of(mib), 50_000, 16_384).outcome is Decided.FAIL
+    found = judged(mib)
     assert found.outcome is Decided[outcome], found.reason
     words = "level in the last quarter" if outcome == "PASS" else "a leak looks so, and an alloc"
     assert words in found.reason

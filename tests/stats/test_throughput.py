@@ -34,6 +34,7 @@ from runbook.stats.throughput import (
     warmup_cut,
 )
 from tests.factory.files import HEADER, row
+from tests.factory.tables import table
 
 
 def log_of(folder: Path, *lines: str) -> TrainingLog:
@@ -58,36 +59,11 @@ def test_a_block_that_was_cut_short_is_no_sample(tmp_path: Path) -> None:
     assert block_throughputs(log_of(tmp_path, *lines))["arm"].tolist() == ["a"]
 
 
-@pytest.mark.parametrize(
-    ("times", "cut"),
-    [
-        ([0.1] * 3, 0),
-        ([0.1] * 4, 1),
-        ([5.0] + [0.1] * 40, 1),
-        ([5.0, 4.0, 3.0, 1.0] + [0.1] * 40, 4),
-        ([0.3] * 10 + [0.1] * 40, 10),
-        ([0.1] * 20 + [3.0] + [0.1] * 20, 1),
-        ([0.3] * 20 + [0.1] * 20, 10),
-        ([0.3] * 40 + [0.1] * 60, 25),
-        ([0.05] * 10 + [0.1] * 40, 1),
-        ([5.0] * 2 + [1.0] * 10, 2),
-        # It ends with a step that is at most ten percent slower,
-        ([9.0, 1.1] + [1.0] * 40, 1),
-        ([9.0, 1.11] + [1.0] * 40, 2),
-        # of an erratic run three robust deviations, here of 0.14826 s around 1 s,
-        ([9.0, 1.444, 1.0] + [0.9, 1.1] * 20, 1),
-        ([9.0, 1.446, 1.0] + [0.9, 1.1] * 20, 2),
-        # where the median of the five steps from there on is usual too.
-        ([3.0, 1.0, 3.0, 3.0, 3.0, 1.0] + [1.0] * 40, 5),
-        ([3.0, 1.0, 3.0, 3.0, 1.0, 1.0] + [1.0] * 40, 1),
-        # At most it is a quarter.
-        ([5.0] * 4 + [1.0] * 3, 1),
-        ([5.0] * 4 + [1.0] * 4, 2),
-        ([5.0] * 200 + [1.0] * 200, 100),
-    ],
-)
-def test_warm_up_cut(times: list[float], cut: int) -> None:
-    assert warmup_cut(0.25 * np.array(times)) == cut
+@table(__file__, "warm_up")
+def test_warm_up_cut(times: str, cut: int) -> None:
+    runs = [word.partition("*") for word in times.split()]
+    long = [float(one) for some, _, often in runs for one in some.split(",") * int(often or 1)]
+    assert warmup_cut(0.25 * np.array(long)) == cut
 
 
 def test_rates_and_steady_cut_the_same_warm_up(tmp_path: Path) -> None:
@@ -219,13 +195,7 @@ def test_nobody_reads_an_outcome_out_of_a_reason() -> None:
     assert [path for path in files if parsed.search(path.read_text("utf-8"))] == []
 
 
-# steady and memory_plateau: decisions about one run's series.
-
-
-# steady
-
-
-# memory
+# memory_plateau: a decision about one run's series.
 
 
 def staircase(rate: float, rise: float, rows: int = 400) -> np.ndarray:

@@ -19,7 +19,7 @@ from nsa.launch.asked import Block
 from tests.accounts.first_weights import first_weights
 from tests.factory.files import Record, record
 from tests.factory.told import ORACLE, first_pass, in_force, recomputed, shadow
-from tests.phases.heartbeats import GROUPS, cut_by
+from tests.phases.trainer import GROUPS, cut_by
 
 # From the start of the process to its first word, to the process group, to the first pass.
 BOOT_S, GROUP_S, PROOF_S = 4.2, 9.1, 10.6

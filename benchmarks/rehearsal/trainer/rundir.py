@@ -31,8 +31,8 @@ from runbook.config.load import load_profile
 from runbook.records import Launch
 from tests.factory import files
 from tests.factory.told import GATES
-from tests.phases import env_files, traces
-from tests.phases.heartbeats import HEALTHY
+from tests.phases import traces, trainer
+from tests.phases.trainer import HEALTHY
 
 TORCH = {"13.0": "2.13.0", "12.8": "2.13.0+cu128", None: "2.13.0+cpu"}
 NCCL = "2.27.7"
@@ -94,14 +94,14 @@ def _blocks_read(job: Job, most: int) -> float:
 def env_document(machine: Machine, job: Job, launch: Launch, argv: Sequence[str]) -> dict[str, Any]:
     """env.json: what was asked for, and what really ran."""
     profile = load_profile(machine.profile)
-    made = env_files.env(launch, profile)
+    made = trainer.env(launch, profile)
     # The folder of the trainer's package is this machine's.
     del made["package"]
     floor, device = floor_of(job), torch.device("cuda")
     told = effective(
         job.plan, device=device, n_params=job.parameters, floor=floor, floor_source=job.dataset
     )
-    attention = env_files.attention(
+    attention = trainer.attention(
         profile.workload_of(launch.phase), machine.windows.get(job.where, "triton")
     )
     if not machine.self_test:

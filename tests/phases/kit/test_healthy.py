@@ -11,10 +11,9 @@ import pytest
 
 from phases.kit.case import Case
 from phases.kit.finding import Finding
-from runbook.config.phase import Judgement, PlanContext
 from runbook.config.registry import select
 from runbook.records import Check, LaunchStatus, Outcome, Series, Verdict, judge_run, satisfies
-from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from runbook.records.evidence import PhaseEvidence
 from tests.phases import builder, spoil
 from tests.phases.answers import WHERE, says
 from tests.tiers import by_tier
@@ -66,13 +65,9 @@ def test_each_required_check_alone_decides() -> None:
 # What phases keep for the pictures: the curves of their launches, with their limits.
 
 
-def judged(phase: str, where: PlanContext = WHERE) -> tuple[Judgement, dict[str, LaunchEvidence]]:
-    found = builder.evidence(phase, where)
-    return builder.judge(phase, found, where), dict(found.launches)
-
-
 def test_the_curves_of_the_long_run_have_their_windows_and_their_limits() -> None:
-    judgement, launches = judged("long_run")
+    found = builder.evidence("long_run", WHERE)
+    judgement, launches = builder.judge("long_run", found, WHERE), found.launches
     kept: dict[str, list[Series]] = {}
     for curve in judgement.series:
         kept.setdefault(curve.group, []).append(curve)

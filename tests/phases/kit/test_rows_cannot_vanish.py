@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from runbook.config import registry
 from runbook.records import Check, LaunchResult, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
+from tests.factory.tables import rows, table
 from tests.phases import answers, builder, spoil
 from tests.phases.answers import said, says
 from tests.tiers import examples
 
 PHASES = registry.phases()
 
+REFUSED = (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR)
 PROFILES = ("a100x2_pcie4", "h200x1", "cpu")
-BAD = [status for status in LaunchStatus if status is not LaunchStatus.COMPLETED]
 # What a launch may fail to leave behind.
 PARTS: dict[str, Any] = {
     **dict.fromkeys(("training", "gates", "env", "audit", "profile", "ceilings", "junit", "load")),
@@ -60,33 +61,19 @@ def test_with_no_evidence_at_all(phase: str, profile: str) -> None:
     assert judge_run(checks, required) is not Verdict.GO
 
 
-EXPECTED_ENDINGS = {
-    LaunchStatus.CRASHED: "FAIL crash",
-    LaunchStatus.CONFIG_ERROR: "INVALID wrong_environment",
-    LaunchStatus.ENVIRONMENT_ERROR: "INVALID wrong_environment",
-    LaunchStatus.HARDWARE_ERROR: "INVALID wrong_environment",
-    LaunchStatus.NON_FINITE: "FAIL non_finite",
-    LaunchStatus.OUT_OF_MEMORY: "FAIL out_of_memory",
-    LaunchStatus.HALTED: "FAIL halted",
-    LaunchStatus.PREEMPTED: "INCOMPLETE interrupted",
-    LaunchStatus.HUNG: "FAIL hang",
-    LaunchStatus.TIMED_OUT: "INCOMPLETE timeout",
-    LaunchStatus.SILENT: "INCOMPLETE missing_artifact",
-    LaunchStatus.INTERRUPTED: "INCOMPLETE interrupted",
-    LaunchStatus.NOT_RUN: "INCOMPLETE not_run",
-}
-
-
-@pytest.mark.parametrize("status", BAD)
-def test_how_a_launch_ended_is_what_completed_says(status: LaunchStatus) -> None:
-    check = says(answers.row("nvtx", "completed", spoil.ended(status)), EXPECTED_ENDINGS[status])
+@table(__file__, "endings")
+def test_how_a_launch_ended_is_what_completed_says(ended: str, wanted: str) -> None:
+    status = LaunchStatus(ended)
+    check = says(answers.row("nvtx", "completed", spoil.ended(status)), wanted)
     if status in REFUSED:
         assert check.reason == 'the trainer cannot run here: "made up"'
     elif status is not LaunchStatus.NOT_RUN:
         assert "rank 1" in check.reason and "stacks.txt" in check.evidence
 
 
-REFUSED = (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR)
+def test_each_end_is_in_the_table() -> None:
+    told = {one["ended"] for one in rows(__file__, "endings")}
+    assert told == set(LaunchStatus) - {LaunchStatus.COMPLETED}
 
 
 @pytest.mark.parametrize("status", REFUSED)

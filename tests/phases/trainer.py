@@ -1,8 +1,9 @@
-"""What the ranks of a healthy launch say: effects, buckets, proofs, and every step."""
+"""What a healthy trainer says of itself: env.json, and effects, proofs and steps of its ranks."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ import yaml
 from nsa.contract.digests import recomputed_steps
 from nsa.toggles import TOGGLES
 from runbook.accounts.workload import KINDS, GeneratedData
-from runbook.config.profile import Profile
+from runbook.config.profile import Profile, Workload
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog
 from runbook.records.launch import option
@@ -28,6 +29,8 @@ TOKEN = "ab" * 16
 HEALTHY: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("healthy.yaml").read_text())
 MODEL, NSA, SEED = HEALTHY["model"], HEALTHY["nsa"], HEALTHY["train"]["seed"]
 VOCABULARY, LAYERS = 256, 12
+# Of the loss: of tokens that cannot be told in advance, and of a Markov chain.
+FLOOR, ENTROPY = math.log(VOCABULARY), 1.1063
 # 2026-01-01 00:00:00 UTC: the first step begins.
 BEGAN_AT = 1_767_225_600.0
 
@@ -39,32 +42,23 @@ def digest_of(text: str) -> str:
 
 def effects(launch: Launch, rank: int) -> tuple[Effect, ...]:
     """Every toggle proves itself, per arm where arms take turns."""
-    found = [
-        Effect(toggle=name, value=value, took_effect=True, evidence="seen", rank=rank)
-        for name, value in launch.env.items()
-        if name in TOGGLES
-    ]
+    own = {name: value for name, value in launch.env.items() if name in TOGGLES}
     arms = launch.schedule.settings if launch.schedule else {}
-    found += [
+    return tuple(
         Effect(toggle=name, value=value, took_effect=True, evidence="seen", arm=arm, rank=rank)
-        for arm, settings in arms.items()
+        for arm, settings in [("", own), *arms.items()]
         for name, value in settings.items()
-    ]
-    return tuple(found)
+    )
 
 
 def buckets(launch: Launch) -> tuple[Mapping[str, Any], ...]:
     """DDP's sizes: a model of 150 MiB cut by the bucket of each arm."""
-    if launch.schedule is not None:
-        sizes = {
-            arm: values["NSA_DDP_BUCKET_MB"]
-            for arm, values in launch.schedule.settings.items()
-            if "NSA_DDP_BUCKET_MB" in values
-        }
-    else:
-        sizes = {"": launch.env.get("NSA_DDP_BUCKET_MB", "25")}
+    alone = {"": {"NSA_DDP_BUCKET_MB": "25", **launch.env}}
+    arms = launch.schedule.settings if launch.schedule else alone
     return tuple(
-        {"arm": arm, "block": 0, **cut_by(float(size), 150.0)} for arm, size in sizes.items()
+        {"arm": arm, "block": 0, **cut_by(float(values["NSA_DDP_BUCKET_MB"]), 150.0)}
+        for arm, values in arms.items()
+        if "NSA_DDP_BUCKET_MB" in values
     )
 
 
@@ -188,22 +182,13 @@ def _read_back(launch: Launch, accumulation: int) -> Mapping[str, Any] | None:
     """The newest of these checkpoints, read back as it was written, and those that were kept."""
     if not (saved := _saved(launch)):
         return None
-    step = int(str(saved[-1]["path"]).rpartition("_")[2])
     kept = [int(str(one["path"]).rpartition("_")[2]) for one in saved]
-    regular = int(launch.config_overrides.get("train.keep_every", 0))
+    step, regular = kept[-1], int(launch.config_overrides.get("train.keep_every", 0))
     last = kept[-int(launch.config_overrides.get("train.keep_last", 0)) :]
     kept = [one for one in kept if one in last or (regular and one % regular == 0)]
-    return {
-        "step": step,
-        "tensors": ["model.norm.weight"],
-        "elements": 64,
-        "other": 0,
-        "read": len(saved),
-        "wrong": [],
-        "unreadable": None,
-        "kept": kept,
-        "positions": [{"step": step * accumulation}] * launch.nproc,
-    }
+    positions = [{"step": step * accumulation}] * launch.nproc
+    told = {"step": step, "read": len(saved), "kept": kept, "positions": positions}
+    return HEALTHY["read_back"] | told
 
 
 def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLog, ...]:
@@ -232,3 +217,80 @@ def ranks(launch: Launch, profile: Profile, table: pd.DataFrame) -> tuple[RankLo
         )
         for rank in range(launch.nproc)
     )
+
+
+def env(launch: Launch, profile: Profile) -> dict[str, Any]:
+    """The env.json of a launch that ran as planned."""
+    work = profile.workload_of(launch.phase)
+    set_there = {"default": None, "source": "environment"}
+    toggles = [
+        {"name": name, "value": TOGGLES[name].parse(value), **set_there}
+        for name, value in launch.env.items()
+        if name in TOGGLES
+    ]
+    cuda, device = profile.has_gpu, profile.hardware.device
+    train = {
+        key.removeprefix("train."): value
+        for key, value in launch.config_overrides.items()
+        if key.startswith(("train.keep_", "train.save_"))
+    }
+    shape = {"seq_len": work.seq_len, "steps": launch.steps}
+    return {
+        **HEALTHY["env"],
+        "run_token": TOKEN,
+        "argv": list(launch.argv),
+        "git": {
+            **HEALTHY["env"]["git"],
+            "branch": profile.branch,
+            "sha": launch.commit or "1" * 40,
+        },
+        "package": package(launch),
+        "versions": HEALTHY["env"]["versions"] | ({} if cuda else {"cuda": None, "nccl": None}),
+        "world_size": launch.nproc,
+        "nodes": launch.nodes,
+        "device": {
+            "type": device,
+            "name": profile.hardware.gpu_name or "some processor",
+            "count": launch.nproc,
+            "uuids": [f"GPU-{gpu}" for gpu in range(launch.nproc)] if cuda else None,
+        },
+        "config": {
+            "train": {**HEALTHY["train"], **shape, **train},
+            "model": dict(MODEL),
+            "nsa": dict(NSA),
+        },
+        "effective": {
+            **HEALTHY["effective"],
+            **shape,
+            "global_batch": work.global_batch,
+            "per_rank_batch": work.global_batch // launch.nproc,
+            "accumulation": work.accumulation,
+            "tokens_per_step": work.tokens_per_step,
+            "schedule_steps": launch.steps,
+            "dtype": work.dtype,
+            "device": device,
+            "dataset": option(launch.argv, "--dataset") or "synthetic",
+            "loss_floor": ENTROPY if "markov" in launch.argv else FLOOR,
+        },
+        "attention": attention(work) if cuda else {},
+        "toggles": toggles,
+        "arms": json.loads(launch.schedule.to_trainer_json()) if launch.schedule else None,
+    }
+
+
+def attention(work: Workload, *paths: str) -> dict[str, Any]:
+    """How a GPU runs attention; the self-test agrees with the named paths, varlen if none."""
+    tested = {
+        name: {"agrees": True, "refused": None, "problems": []} for name in paths or ("varlen",)
+    }
+    dtype = {"bf16": "bfloat16", "fp32": "float32"}[work.dtype]
+    of_it = {"seq_len": work.seq_len, "dtype": dtype, "paths": tested}
+    return {
+        "window": {"value": next(iter(tested)), "reason": "auto"},
+        "self_test": {"ran": True, "reason": "device cuda", **of_it},
+    }
+
+
+def package(launch: Launch) -> dict[str, str]:
+    """The package that ran, which differs from commit to commit."""
+    return {"path": f"/checkouts/{launch.commit[:12]}/nsa", "sha256": digest_of(launch.commit)}
