@@ -23,7 +23,6 @@ from runbook.records import Outcome, RunRecord, Verdict
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import cut_after, digests
 from tests.engine.toys import Toy
-from tests.shared import once
 
 
 def made(out: Path, *phases: Phase, whole: tuple[Phase, ...] = ()) -> tuple[RunRecord, Path]:
@@ -93,6 +92,11 @@ def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> Non
     first, folder = made(tmp_path / "out", *phases)
     assert first.verdict is Verdict.NO_GO
     before = digests(folder / "baseline")
+    resumed(folder, *phases)
+    # What a crash between the decision and the move leaves: the first attempt where it was.
+    cut_after(folder, "phase_repeated")
+    shutil.rmtree(folder / "baseline")
+    (folder / "baseline.repeated1").rename(folder / "baseline")
     record = resumed(folder, *phases)
     assert record.headline.startswith("GO for 2 of 76 checks, REPEATED (baseline after FAIL)")
     assert digests(folder / "baseline.repeated1") == before
@@ -116,21 +120,6 @@ def test_a_later_phase_that_would_be_launched_otherwise_now_runs_again(tmp_path:
     assert differences(folder, record, *phases) == ()
 
 
-def test_a_crash_between_the_decision_and_the_move_loses_nothing(tmp_path: Path) -> None:
-    mark = tmp_path / "once"
-    phase = Toy("baseline", words=("--fault", "exit7", "--once", str(mark)))
-    _, folder = made(tmp_path / "out", phase)
-    before = digests(folder / "baseline")
-    resumed(folder, phase)
-    # What a crash at that moment leaves: the event, and the first attempt where it was.
-    cut_after(folder, "phase_repeated")
-    shutil.rmtree(folder / "baseline")
-    (folder / "baseline.repeated1").rename(folder / "baseline")
-    record = resumed(folder, phase)
-    assert record.verdict is Verdict.GO
-    assert digests(folder / "baseline.repeated1") == before
-
-
 def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> None:
     record, folder = made(tmp_path, Toy("baseline"))
     assert left_open(record) == []
@@ -140,27 +129,17 @@ def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> N
         resumed(folder, Toy("baseline"))
 
 
-UNPLANNED = (Toy("baseline", breaks="plan"), Toy("nvtx", breaks="plan"))
-
-
-@pytest.fixture
-def begun(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of a run of two phases in which nothing was launched."""
-    whole = once(tmp_path_factory, "unplanned", lambda folder: made(folder, *UNPLANNED)[1])
-    return Path(shutil.copytree(whole, tmp_path / whole.name))
-
-
 @pytest.mark.parametrize("what", sorted(identity()))
 def test_another_commit_machine_or_software_is_refused_by_name(
-    begun: Path, what: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing added, nothing again: the rows of two commits would stand under the name of one."""
-    cut_after(begun, "phase_finished")
-    before = (begun / EVENTS_FILE).read_bytes()
+    cut_after(folder, "phase_finished")
+    before = (folder / EVENTS_FILE).read_bytes()
     monkeypatch.setattr("runbook.engine.resuming.identity", lambda: identity() | {what: "another"})
     with pytest.raises(UsageError, match=rf"(?i){what}.* then, another now"):
-        resumed(begun, *UNPLANNED)
-    assert (begun / EVENTS_FILE).read_bytes() == before, "nothing was begun"
+        resumed(folder, *toys.PHASES.values())
+    assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
 
 
 def test_what_the_collectors_wrote_is_kept_with_preflights_earlier_attempt(tmp_path: Path) -> None:

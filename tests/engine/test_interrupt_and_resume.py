@@ -17,11 +17,11 @@ import pytest
 from runbook.config.phase import Judgement, PlanContext
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.journal import Journal, read_events
-from runbook.folder.manifest import artifact_records, check_manifest
+from runbook.folder.manifest import artifact_records, check_manifest, load_record
 from runbook.process.reaper import carriers
 from runbook.records import Outcome, Reason, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
-from tests.engine.toys import Toy, resume, run, three_launches, verify
+from tests.engine.toys import PHASES, Toy, resume, run, three_launches, verify
 from tests.shared import crowded
 
 ROOT = Path(__file__).parents[2]
@@ -73,11 +73,11 @@ def assert_nothing_left(out: Path, within_s: float = 3.0) -> None:
         pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
-def test_a_signal_leaves_a_readable_report_and_no_process(
+def test_a_signal_leaves_a_readable_report_and_no_process_and_the_run_is_continued(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     harness = start(tmp_path)
-    beats = wait_for(tmp_path, "*/bucket_sweep/run1/heartbeat_rank0.jsonl")
+    beats = wait_for(tmp_path, "*/bucket_sweep/run2/heartbeat_rank0.jsonl")
     folder = beats.parents[2]
     began = time.monotonic()
     harness.send_signal(number)
@@ -90,18 +90,10 @@ def test_a_signal_leaves_a_readable_report_and_no_process(
     assert number.name in (folder / "report.md").read_text()
     assert record.phases[0].outcome is Outcome.PASS
     statuses = [entry.result.status for entry in record.phases[1].launches]
-    assert statuses == ["interrupted", "not_run"]
+    assert statuses == ["completed", "interrupted"]
     assert verify(folder, *three_launches()).differences == ()
-
-
-def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
-    harness = start(tmp_path)
-    folder = wait_for(tmp_path, "*/bucket_sweep/run2/heartbeat_rank0.jsonl").parents[2]
-    harness.send_signal(signal.SIGINT)
-    harness.wait(timeout=120)
     before = digests(folder)
-    again = start(tmp_path, "resume", str(folder))
-    assert again.wait(timeout=300) == 0
+    assert start(tmp_path, "resume", str(folder)).wait(timeout=300) == 0
     after = digests(folder)
     kept = [name for name in before if name.startswith(("baseline/", "bucket_sweep/run1/"))]
     assert len(kept) > 10
@@ -161,32 +153,24 @@ def test_a_launch_that_was_stopped_and_begun_again_is_told_beside_the_verdict(
     assert verify(folder, phase).differences == ()
 
 
-@pytest.mark.parametrize(
-    "gone", [("MANIFEST.sha256",), ("MANIFEST.sha256", "report.md", "run.json")]
-)
-def test_a_run_that_ended_while_its_reports_were_written_is_closed(
-    tmp_path: Path, gone: tuple[str, ...]
-) -> None:
+def test_a_run_that_ended_while_its_reports_were_written_is_closed(folder: Path) -> None:
     """Killed there, or on a full disk: nothing runs again."""
-    phase = Toy("baseline", count=2)
-    first, folder = run(tmp_path, phase)
-    before = digests(folder)
-    for name in gone:
-        (folder / name).unlink()
-    assert resume(folder, phase) == first
-    assert digests(folder) == before
-    assert check_manifest(folder) == []
+    first, before = load_record(folder), digests(folder)
+    for gone in (("MANIFEST.sha256",), ("MANIFEST.sha256", "report.md", "run.json")):
+        for name in gone:
+            (folder / name).unlink()
+        assert resume(folder, *PHASES.values()) == first
+        assert digests(folder) == before
+        assert check_manifest(folder) == []
 
 
 @pytest.mark.parametrize(
     ("how", "said"), [("interrupted", "in run.json"), ("killed", "in events.jsonl")]
 )
 def test_evidence_that_was_edited_between_two_parts_of_a_run_is_not_taken(
-    tmp_path: Path, how: str, said: str
+    folder: Path, how: str, said: str
 ) -> None:
     """A phase that is judged again would be judged by it, and nothing would differ afterwards."""
-    phases = (Toy("baseline"), Toy("bucket_sweep"))
-    _, folder = run(tmp_path, *phases)
     cut_after(folder, "phase_finished")
     (folder / "MANIFEST.sha256").unlink()
     if how == "interrupted":
@@ -197,7 +181,7 @@ def test_evidence_that_was_edited_between_two_parts_of_a_run_is_not_taken(
     log = folder / "baseline/run1/training.csv"
     log.write_text(log.read_text().replace("0", "1"))
     with pytest.raises(UsageError, match=f"run1/training[.]csv: differs from its digest {said}"):
-        resume(folder, *phases)
+        resume(folder, *PHASES.values())
 
 
 def test_half_an_event_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
@@ -227,16 +211,14 @@ def test_a_journal_that_was_edited_is_refused(tmp_path: Path, edit: str) -> None
         read_events(path)
 
 
-def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_continued_says_so(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         resume(tmp_path)
-    phase = Toy("baseline", breaks="plan")
-    _, folder = run(tmp_path, phase)
     path = folder / "events.jsonl"
     path.write_text(path.read_text().replace('"tool_version":"', '"tool_version":"9.'))
     cut_after(folder, "phase_finished")
     with pytest.raises(UsageError, match=r"made by version 9\."):
-        resume(folder, phase)
+        resume(folder, *PHASES.values())
 
 
 def test_a_signal_during_a_judgement_is_a_row(tmp_path: Path) -> None:
