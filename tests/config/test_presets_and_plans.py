@@ -45,7 +45,10 @@ def test_every_variable_has_a_meaning_and_a_requirement(name: str) -> None:
 
 
 def test_what_is_mandatory_is_in_the_preset_and_in_every_gpu_profile() -> None:
-    assert load_preset("validated").variables == GIVEN
+    assert load_preset("validated").variables == GIVEN == load_preset("tuned").variables
+    more = {"NSA_TB_DISABLE": "0", "NSA_DISABLE_CSV_LOGS": "1"}
+    assert load_preset("production").variables == GIVEN | more
+    assert load_preset("tuned").config == "m7c_125m_2xa100_production_tuned.yaml"
     for name in ("a100x2_pcie3", "a100x2_pcie4"):
         assert load_profile(name).variables == GIVEN
     pcie, several = {"NCCL_ALGO", "NCCL_PROTO"}, {"NCCL_IB_DISABLE"}
@@ -56,14 +59,6 @@ def test_what_is_mandatory_is_in_the_preset_and_in_every_gpu_profile() -> None:
     for name in ("a100x1", "h100x1", "h200x1"):
         left = GIVEN.keys() - pcie - several - beside_graphs
         assert load_profile(name).variables == {key: GIVEN[key] for key in left}
-
-
-def test_production_is_what_is_validated_with_the_board_on_and_the_csv_off() -> None:
-    more = {"NSA_TB_DISABLE": "0", "NSA_DISABLE_CSV_LOGS": "1"}
-    assert load_preset("production").variables == GIVEN | more
-    tuned = load_preset("tuned")
-    assert tuned.variables == GIVEN
-    assert tuned.config == "m7c_125m_2xa100_production_tuned.yaml"
 
 
 @pytest.mark.parametrize(("name", "batch"), [("tuned", 4), ("unaccumulated", 2)])
@@ -177,10 +172,3 @@ def test_the_contracts_page_has_the_tables_that_its_script_makes() -> None:
             assert f"\n| `{column.name}` | {column.meaning}{unit} |" in page, column.name
     for code in contract.ExitCode:
         assert f"\n| {int(code)} | {code.meaning} |" in page
-
-
-def test_a_table_that_was_edited_by_hand_is_made_anew() -> None:
-    page = contract_tables.PAGE.read_text("utf-8")
-    edited = page.replace("| `warmup` |", "| `warming` |")
-    assert edited != page
-    assert contract_tables.with_tables(edited) == page

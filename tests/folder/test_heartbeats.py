@@ -17,6 +17,7 @@ from runbook.records.evidence import RankLog
 from runbook.tools.inspect import RemarkCode
 from runbook.tools.inspect.folder import inspect_heartbeats
 from tests.factory.files import beat, heartbeats
+from tests.factory.tables import table
 from tests.tiers import examples, few
 
 
@@ -124,27 +125,15 @@ def test_the_name_of_an_event_of_another_trainer(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("told", "found"),
-    [
-        ([3, 2, 5], (2, 5, 1)),
-        ([3, 2**53, -1, 4.0, True, None], (3, 3, 0)),
-        ([], (None, None, 0)),
-    ],
-)
-def test_how_far_it_went(
-    tmp_path: Path, told: list[object], found: tuple[int | None, int | None, int]
-) -> None:
+@table(__file__, "how_far")
+def test_how_far_it_went(tmp_path: Path, told: list[object], found: list[int | None]) -> None:
     """An evaluation is no step of the training; its step stands all the same."""
     text = [beat("boot"), *(beat("step_end", step=step) for step in told), beat("eval", step=9)]
     said = read(tmp_path, "".join(text))
-    assert (said.first_step, said.last_step, said.steps_back) == found
+    assert [said.first_step, said.last_step, said.steps_back] == found
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [(2**64 - 1, 2**64 - 1), (2**64, None), (1 - 2**64, 1 - 2**64), (-(2**64), None), (True, None)],
-)
+@table(__file__, "bits")
 def test_a_whole_number_fits_into_64_bits(value: object, found: int | None) -> None:
     assert whole_number(value) == found
 
@@ -170,12 +159,9 @@ def test_lines_that_only_look_like_records_are_dropped_alone(
 
 @pytest.mark.parametrize("many", [KEPT, KEPT + 1])
 def test_of_rare_events_so_many_are_kept_and_the_last_one(tmp_path: Path, many: int) -> None:
-    text = "".join(
-        beat("effect", toggle=str(number)) + beat("arm_failed", arm=str(number))
-        for number in range(1, many + 1)
-    )
-    log = read(tmp_path, text)
-    assert [effect.toggle for effect in log.effects] == [str(n + 1) for n in range(KEPT)]
-    arms = [failure["arm"] for failure in log.arm_failures]
-    assert arms == [*(str(n + 1) for n in range(KEPT - 1)), str(many)]
+    told = [str(number) for number in range(1, many + 1)]
+    text = (beat("effect", toggle=name) + beat("arm_failed", arm=name) for name in told)
+    log = read(tmp_path, "".join(text))
+    assert [effect.toggle for effect in log.effects] == told[:KEPT]
+    assert [failure["arm"] for failure in log.arm_failures] == [*told[: KEPT - 1], told[-1]]
     assert log.counts == {"effect": many, "arm_failed": many}

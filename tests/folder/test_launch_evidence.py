@@ -25,7 +25,7 @@ from runbook.folder.launch.shapes import (
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.factory import records
 from tests.factory.files import heartbeats, training
-from tests.tiers import few
+from tests.factory.tables import table
 
 RESULT = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token="ab12")
 
@@ -79,26 +79,6 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_everything_is_found(tmp_path: Path, folder: Path) -> None:
-    evidence = read_launch(tmp_path, launch(), RESULT)
-    assert evidence.problems == ()
-    assert evidence.training is not None and len(evidence.training.frame) == 5
-    assert evidence.training.path == "baseline/base/training.csv"
-    assert [rank.rank for rank in evidence.ranks] == [0, 1]
-    assert evidence.env == {"world_size": 2}
-    assert evidence.path("env") == "baseline/base/env.json"
-    assert evidence.gates is not None and evidence.gates["entropy"].tolist() == [0.9]
-    assert evidence.console_lines[1].endswith("bf16")
-    assert evidence.junit is not None
-    statuses = " ".join(case.status for case in evidence.junit.cases)
-    assert statuses == "passed failed error skipped"
-    assert evidence.junit.cases[0].properties == {"ratio": "2.0"}
-    assert evidence.junit.cases[1].message == "no"
-    assert not evidence.halted
-    (folder / ".HALT").touch()
-    assert read_launch(tmp_path, launch(), RESULT).halted
-
-
 DAMAGED = yaml.safe_load(Path(__file__).with_name("damaged.yaml").read_text("utf-8"))
 DEEP = pytest.param("env.json", "[" * 100_000, "env.json is not JSON: ", id="nested")
 
@@ -114,31 +94,11 @@ def test_what_is_damaged_is_named_with_its_file_and_not_read(
     assert read.get(name) is None
 
 
-@pytest.mark.parametrize("name", ["env.json", "junit.xml", "gates.csv", "console.log"])
-def test_truncation_of_any_file_never_raises(tmp_path: Path, folder: Path, name: str) -> None:
-    data = (folder / name).read_bytes()
-    for length in few(range(len(data))):
-        (folder / name).write_bytes(data[:length])
-        evidence = read_launch(tmp_path, launch(), RESULT)
-        assert evidence.training is not None and len(evidence.training.frame) == 5
-
-
 SHAPE = Fields({"n": is_count, "deep": Fields({"t": is_text}), "each": Each(is_number),
                 "items": Items(is_text)})  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("bad", "kept", "says"),
-    [
-        ({"n": "1", "m": 2}, {"m": 2}, ["d.n has an unexpected value: '1'"]),
-        ({"deep": {"t": 1, "u": 2}}, {"deep": {"u": 2}}, ["d.deep.t has an unexpected value: '1'"]),
-        ({"each": {"a": 1, "b": "x"}}, {}, ["d.each.b has an unexpected value: 'x'"]),
-        ({"each": {"a": 1, "b": None}}, {}, ["d.each holds a null"]),
-        ({"items": ["x", 1]}, {}, ["d.items has an unexpected value: '1'"]),
-        ({"items": ["x", None]}, {}, ["d.items holds a null"]),
-        ({"n": "y" * 50}, {}, [f"d.n has an unexpected value: {'y' * 40!r}"]),
-    ],
-)
+@table(__file__, "shapes")
 def test_what_does_not_fit_is_left_out(
     bad: dict[str, Any], kept: dict[str, Any], says: list[str]
 ) -> None:

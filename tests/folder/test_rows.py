@@ -13,6 +13,7 @@ from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records.evidence import RowFile, TrainingLog
 from tests.factory.files import HEADER, legacy, row, training
+from tests.factory.tables import table
 from tests.tiers import examples, few
 
 SPEC = RowSpec(
@@ -44,10 +45,7 @@ def test_an_empty_cell_is_nan_in_a_whole_file_and_in_a_damaged_one(
     assert (rows.damaged, rows.dropped_rows) == (bool(damage), int(bool(damage)))
 
 
-@pytest.mark.parametrize(
-    ("step", "good"),
-    [(2**53, True), (2**53 + 2, False), ("1.5", False), ("inf", False)],
-)
+@table(__file__, "whole_numbers")
 @pytest.mark.parametrize("damage", ["", "9,x\n"])
 def test_a_whole_number_is_exact(tmp_path: Path, step: object, good: bool, damage: str) -> None:
     rows = read(tmp_path, f"{HEAD}1,a,1,1\n{step},a,1,1\n{damage}")
@@ -55,18 +53,7 @@ def test_a_whole_number_is_exact(tmp_path: Path, step: object, good: bool, damag
     assert rows.dropped_rows == (not good) + bool(damage)
 
 
-@pytest.mark.parametrize(
-    ("row", "good"),
-    [
-        ("2,a,,1", False),
-        ("2,a,x,1", False),
-        ("2,a,-NaN,inf", True),
-        ("2,a,1,1,1", False),
-        ("2,a,1,1,3,a,1,1", False),
-        ("1_0,a,1,1", False),
-        ("2,a,1,1\r", True),
-    ],
-)
+@table(__file__, "rows")
 def test_a_row_that_can_be_read(tmp_path: Path, row: str, good: bool) -> None:
     rows = read(tmp_path, f"{HEAD}1,a,1,1\n{row}\n3,a,1,1\n")
     assert rows.frame["step"].tolist() == [1, *([2] * good), 3]
@@ -91,14 +78,7 @@ def test_the_header_may_have_a_mark_spaces_and_another_order(tmp_path: Path) -> 
     assert (rows.problems, rows.legacy) == ((), False)
 
 
-@pytest.mark.parametrize(
-    ("first", "says"),
-    [
-        ("step,rate,rate,a,a\n", "the header names columns twice: a, rate"),
-        ("z" * 70 + "\n", f"the first line is not a header that begins with 'step': {b'z' * 60!r}"),
-        ("x,2\n", "the first line is not a header that begins with 'step': b'x,2'"),
-    ],
-)
+@table(__file__, "first_lines")
 def test_a_first_line_that_is_no_header(tmp_path: Path, first: str, says: str) -> None:
     rows = read(tmp_path, first + "1,2,3\n")
     assert (rows.problems, rows.damaged, len(rows.frame)) == ((says,), True, 0)

@@ -92,18 +92,6 @@ def test_a_progress_bar_ends_its_lines_as_it_writes_them(tmp_path: Path) -> None
     assert list(LineTail(tmp_path / "log", ends=b"\n\r").lines()) == [b"10%", b"20%", b"done"]
 
 
-def test_a_digest_and_a_torn_tail_of_a_file_in_small_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 3)
-    path = tmp_path / "x"
-    path.write_bytes(b"one\ntwo, which is long\n\nthr")
-    lines = WholeLines(path)
-    assert b"".join(lines) == b"one\ntwo, which is long\n\n"
-    assert lines.torn == b"thr"
-    assert lines.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def test_a_long_tail_of_nuls_is_read_in_one_pass_and_in_the_memory_of_a_line(
     tmp_path: Path,
 ) -> None:
@@ -126,13 +114,16 @@ def test_a_long_tail_of_nuls_is_read_in_one_pass_and_in_the_memory_of_a_line(
     assert lines.problems == [f"1 lines of over {16 << 20} bytes were dropped"]
 
 
-def test_what_stands_behind_the_largest_log_is_not_read_and_told(
+def test_in_small_blocks_digest_and_torn_tail_are_of_what_the_largest_log_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.folder.launch.lines.LARGEST_LOG_BYTES", 10)
+    data = b"one\ntwo, which is long\n\nthr"
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 3)
+    monkeypatch.setattr("runbook.folder.launch.lines.LARGEST_LOG_BYTES", len(data))
     path = tmp_path / "x"
-    path.write_bytes(b"12345\n78\n0\n2\n")
+    path.write_bytes(data + b"ee\n")
     lines = WholeLines(path)
-    assert b"".join(lines) == b"12345\n78\n"
-    assert (lines.torn, lines.unread) == (b"0", 3)
-    assert lines.problems == ["3 bytes behind the first 10 were not read"]
+    assert b"".join(lines) == data[:-3]
+    assert (lines.torn, lines.unread) == (b"thr", 3)
+    assert lines.problems == [f"3 bytes behind the first {len(data)} were not read"]
+    assert lines.sha256 == hashlib.sha256(data).hexdigest()
