@@ -54,6 +54,10 @@ def moved_and_linked(path: Path) -> None:
     path.symlink_to(elsewhere)
 
 
+def torn(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b'{"event"')
+
+
 def twice(path: Path) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(line + line for line in lines))
@@ -74,7 +78,7 @@ SPOILED: list[tuple[str, Callable[[Path], object], str]] = [
     ("MANIFEST.sha256", Path.unlink, "MANIFEST.sha256: missing"),
     ("MANIFEST.sha256", written(b"\xff\xfe none\n"), "MANIFEST.sha256 cannot be read"),
     ("MANIFEST.sha256", twice, "MANIFEST.sha256: line 2 names "),
-    ("events.jsonl", lambda path: path.open("a").write('{"event"'), "events.jsonl: torn last line"),
+    ("events.jsonl", torn, "events.jsonl: torn last line"),
     ("events.jsonl", written(b"{}\n"), "events.jsonl: line 1 is damaged"),
     (RESULT, Path.unlink, "baseline: launch run1: no launch.json or result.json"),
     (RESULT, written(b"[]"), "baseline: launch run1: result.json does not hold a JSON object"),
