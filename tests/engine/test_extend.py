@@ -8,62 +8,29 @@ from pathlib import Path
 
 import pytest
 
-from runbook.config.phase import Phase
-from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
-from runbook.engine.resuming import resume_run
 from runbook.engine.starting import keep_aside, left_open, repeat
-from runbook.engine.verify import verify_run
 from runbook.errors import UsageError
 from runbook.folder import EVENTS_FILE
 from runbook.folder.journal import Journal, read_events
-from runbook.launch.observer import Observer
 from runbook.machine.identity import identity
-from runbook.records import Outcome, RunRecord, Verdict
-from tests.engine import toys
+from runbook.records import Outcome, Verdict
 from tests.engine.test_interrupt_and_resume import cut_after, digests
-from tests.engine.toys import Toy
-
-
-def made(out: Path, *phases: Phase, whole: tuple[Phase, ...] = ()) -> tuple[RunRecord, Path]:
-    """A run of these phases; `whole` are those whose checks the profile requires."""
-    names = ",".join(phase.name for phase in phases)
-    return toys.run(out, *phases, whole=whole, phases=names)
-
-
-def maker(folder: Path, *phases: Phase) -> Callable[[RunRecord], Setup]:
-    """The setup of a record: those of these phases that it was asked for."""
-
-    def make(record: RunRecord) -> Setup:
-        names = str(record.options["phases"])
-        asked = tuple(phase for phase in phases if phase.name in names.split(","))
-        return toys.setup(folder.parent, *asked, whole=phases, phases=names)
-
-    return make
-
-
-def resumed(folder: Path, *phases: Phase, added: str = "") -> RunRecord:
-    make = maker(folder, *phases)
-    return resume_run(folder, observer=Observer(), make_setup=make, added=added, command="again")
-
-
-def differences(folder: Path, record: RunRecord, *phases: Phase) -> tuple[str, ...]:
-    known = {phase.name: phase for phase in phases}
-    return verify_run(folder, phases=known, setup=maker(folder, *phases)(record)).differences
+from tests.engine.toys import PHASES, Toy, resume, run, verify
 
 
 def test_a_phase_is_added_to_a_finished_run_and_the_verdict_is_over_all(tmp_path: Path) -> None:
     phases = (Toy("baseline"), Toy("nvtx"))
-    first, folder = made(tmp_path, phases[0], whole=phases)
+    first, folder = run(tmp_path, phases[0], whole=phases)
     assert first.verdict is Verdict.PARTIAL
     before, journal = digests(folder / "baseline"), (folder / EVENTS_FILE).read_bytes()
-    record = resumed(folder, *phases, added="nvtx")
+    record = resume(folder, *phases, added="nvtx", command="again")
     assert (record.verdict, record.caveats) == (Verdict.GO, first.caveats)
     assert digests(folder / "baseline") == before
     assert (folder / EVENTS_FILE).read_bytes().startswith(journal), "append-only"
     assert record.phases[0] == first.phases[0]
     assert (record.options["phases"], record.command) == ("baseline,nvtx", "toy; again")
-    assert differences(folder, record, *phases) == ()
+    assert verify(folder, *phases).differences == ()
 
 
 @pytest.mark.parametrize(
@@ -77,11 +44,11 @@ def test_a_run_of_which_a_file_is_gone_or_changed_gets_no_new_manifest(
     tmp_path: Path, damage: Callable[[Path], object], says: str
 ) -> None:
     phases = (Toy("baseline"), Toy("nvtx"))
-    _, folder = made(tmp_path, phases[0], whole=phases)
+    _, folder = run(tmp_path, phases[0], whole=phases)
     damage(folder / "baseline/run1/training.csv")
     left = digests(folder)
     with pytest.raises(UsageError, match="is not what it was when it ended") as told:
-        resumed(folder, *phases, added="nvtx")
+        resume(folder, *phases, added="nvtx")
     assert says in str(told.value)
     assert digests(folder) == left
 
@@ -89,15 +56,15 @@ def test_a_run_of_which_a_file_is_gone_or_changed_gets_no_new_manifest(
 def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> None:
     mark = tmp_path / "once"
     phases = (Toy("baseline", words=("--fault", "exit7", "--once", str(mark))), Toy("nvtx"))
-    first, folder = made(tmp_path / "out", *phases)
+    first, folder = run(tmp_path / "out", *phases)
     assert first.verdict is Verdict.NO_GO
     before = digests(folder / "baseline")
-    resumed(folder, *phases)
+    resume(folder, *phases)
     # What a crash between the decision and the move leaves: the first attempt where it was.
     cut_after(folder, "phase_repeated")
     shutil.rmtree(folder / "baseline")
     (folder / "baseline.repeated1").rename(folder / "baseline")
-    record = resumed(folder, *phases)
+    record = resume(folder, *phases)
     assert record.headline.startswith("GO for 2 of 76 checks, REPEATED (baseline after FAIL)")
     assert digests(folder / "baseline.repeated1") == before
     (told,) = record.phases[0].repeated
@@ -106,27 +73,27 @@ def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> Non
     events, _ = read_events(folder / EVENTS_FILE)
     started = [event["phase"] for event in events if event["event"] == "launch_started"]
     assert started == ["baseline", "nvtx", "baseline"], "nvtx had passed"
-    assert differences(folder, record, *phases) == ()
+    assert verify(folder, *phases).differences == ()
 
 
 def test_a_later_phase_that_would_be_launched_otherwise_now_runs_again(tmp_path: Path) -> None:
     sweep = Toy("bucket_sweep", reads=("baseline",))
     phases = (Toy("baseline"), sweep)
-    first, folder = made(tmp_path, sweep, whole=phases)
+    first, folder = run(tmp_path, sweep, whole=phases)
     assert first.phases[1].launches[0].launch.env == {}
-    record = resumed(folder, *phases, added="baseline")
+    record = resume(folder, *phases, added="baseline")
     assert record.phases[1].launches[0].launch.env == {"NSA_DDP_BUCKET_MB": "25"}
     assert "REPEATED (bucket_sweep after PASS)" in record.headline
-    assert differences(folder, record, *phases) == ()
+    assert verify(folder, *phases).differences == ()
 
 
 def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> None:
-    record, folder = made(tmp_path, Toy("baseline"))
+    record, folder = run(tmp_path, Toy("baseline"))
     assert left_open(record) == []
     with pytest.raises(UsageError, match="has it already"):
-        resumed(folder, Toy("baseline"), added="baseline")
+        resume(folder, Toy("baseline"), added="baseline")
     with pytest.raises(UsageError, match=r"is finished: GO.*--phase NAME adds a phase"):
-        resumed(folder, Toy("baseline"))
+        resume(folder, Toy("baseline"))
 
 
 @pytest.mark.parametrize("what", sorted(identity()))
@@ -138,7 +105,7 @@ def test_another_commit_machine_or_software_is_refused_by_name(
     before = (folder / EVENTS_FILE).read_bytes()
     monkeypatch.setattr("runbook.engine.resuming.identity", lambda: identity() | {what: "another"})
     with pytest.raises(UsageError, match=rf"(?i){what}.* then, another now"):
-        resumed(folder, *toys.PHASES.values())
+        resume(folder, *PHASES.values())
     assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
 
 
@@ -146,7 +113,7 @@ def test_what_the_collectors_wrote_is_kept_with_preflights_earlier_attempt(tmp_p
     """They write beside the phases' folders, and would overwrite it."""
     phase = Toy("preflight")
     phase.collects = True  # type: ignore[misc]
-    _, folder = made(tmp_path, Toy("preflight", words=("--fault", "exit7")))
+    _, folder = run(tmp_path, Toy("preflight", words=("--fault", "exit7")))
     (folder / "facts.json").write_text("{}")
     (folder / "host.json").write_text("before")
     with Journal.reopen(folder) as journal:

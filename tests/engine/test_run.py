@@ -123,7 +123,7 @@ def test_a_guard_that_could_not_be_judged_holds_back_unless_asked_to_go_on(
 def test_a_guard_whose_other_rows_are_wrong_holds_nothing_back(tmp_path: Path) -> None:
     """Only what the profile requires of it does; and a row that a phase forgets cannot vanish."""
     phases = (Toy("preflight", forgets=True, guards=True), Toy("baseline"))
-    asked = toys_setup(tmp_path, *phases, phases="preflight,baseline")
+    asked = toys_setup(tmp_path, *phases)
     few = asked.profile.model_copy(update={"required": ("preflight.completed", "baseline.rate")})
     record = run_setup(dataclasses.replace(asked, profile=few), observer=Observer())
     forgotten = by_id(record)["preflight.rate"]

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -36,12 +37,10 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
-from runbook.records.own_trainer import LogMap, OwnTrainer
 from tests.cli.shell import runbook
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import digests, tokens
 from tests.engine.toys import Toy, resume, run
-from tests.factory import records
 from tests.factory.files import record, write_beats
 from tests.launch.helpers import fake_launch
 from tests.shared import crowded
@@ -50,10 +49,11 @@ NAN = LaunchStatus.NON_FINITE
 CRASHED = LaunchStatus.CRASHED
 
 
-def setup(out: Path, *phases: Toy, stops: bool = True, keep_going: bool = False) -> Setup:
+def setup(out: Path, *phases: Toy, **changed: Any) -> Setup:
+    """A plan of these phases, which stops at the first NO-GO."""
+    asked = toys.setup(out, *phases, **changed)
     names = tuple(phase.name for phase in phases)
-    note = PlanNote(name="toy", shipped=False, stops=stops, phases=names)
-    asked = toys.setup(out, *phases, phases=",".join(names), keep_going=keep_going)
+    note = PlanNote(name="toy", shipped=False, stops=True, phases=names)
     return replace(asked, profile=asked.profile.model_copy(update={"plan": note}))
 
 
@@ -176,25 +176,6 @@ def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry], cause
     again = fake_launch(name="leg2").model_copy(update={"resumes": "leg1", "after": 5})
     found = known_end(again if entries[0].launch.name == "leg1" else fake_launch(), entries)
     assert found is None if not cause else found is not None and cause in found.cause
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "starts"), [("t", 2, False), ("t", 1, True), ("u", 2, True)]
-)
-def test_a_trainer_of_ones_own_that_failed_is_not_started_for_other_steps(
-    name: str, ranks: int, starts: bool
-) -> None:
-    def planned(name: str, phase: str, ranks: int, steps: int) -> Launch:
-        told = {"name": "t", "command": f"{name} {{steps}} {{ranks}}", "tokens_per_rank": 1}
-        own = OwnTrainer(**told, source="test", log=LogMap(columns={"loss": "loss"}))
-        words = own.argv(ranks=ranks, steps=steps)
-        return records.launch(*words, phase=phase, kind="own", own=own, nproc=ranks)
-
-    first = planned("t", "baseline", 2, 60)
-    result = LaunchResult(status=CRASHED, cause="exit code 3: ValueError")
-    before = [LaunchEntry(launch=first, result=result)]
-    found = known_end(planned(name, "long_run", ranks, 300), before)
-    assert (found is None) is starts and (found is None or found.follows == first.id)
 
 
 @pytest.mark.parametrize(
