@@ -111,8 +111,7 @@ def test_another_commit_machine_or_software_is_refused_by_name(
 
 def test_what_the_collectors_wrote_is_kept_with_preflights_earlier_attempt(tmp_path: Path) -> None:
     """They write beside the phases' folders, and would overwrite it."""
-    phase = Toy("preflight")
-    phase.collects = True  # type: ignore[misc]
+    phase = Toy("preflight", collects=True)
     _, folder = run(tmp_path, Toy("preflight", words=("--fault", "exit7")))
     (folder / "facts.json").write_text("{}")
     (folder / "host.json").write_text("before")
