@@ -21,6 +21,7 @@ from runbook.folder.manifest import artifact_records, load_record, record_text, 
 from runbook.records import Mark, PhaseRecord, RunRecord
 from tests.cli.shell import inside
 from tests.engine.toys import PHASES, run, verify
+from tests.factory.tables import table
 from tests.reports.pictures import record as pictured
 from tests.reports.pictures import series
 
@@ -187,22 +188,15 @@ def test_a_profile_that_only_has_the_name_of_a_shipped_one(finished: Path) -> No
     assert problems("/home/me/cpu.yaml", **easier) == []
 
 
-@pytest.mark.parametrize(
-    ("event", "change", "why"),
-    [
-        ("run_started", {"record": {}}, "tool_version: Field required"),
-        ("phase_finished", {}, "it lacks 'record'"),
-        ("run_finished", {"artifacts": 5}, "not iterable"),
-    ],
-)
+@table(__file__, "strange_events")
 def test_an_event_that_this_program_never_writes_is_told(
-    folder: Path, event: str, change: dict[str, Any], why: str
+    folder: Path, event: str, change: Document, why: str
 ) -> None:
     path = folder / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    place = next(number for number, one in enumerate(events) if one["event"] == event)
-    taken = {name: value for name, value in events[place].items() if name not in ("record",)}
-    events[place] = taken | change
+    (found, *_) = (one for one in events if one["event"] == event)
+    found.pop("record", None)
+    found |= change
     with pytest.raises(RunbookError, match=f"events.jsonl holds an event .*{why}"):
         derive_record(events)
     path.write_text("".join(f"{json.dumps(one)}\n" for one in events))

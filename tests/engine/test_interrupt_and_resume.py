@@ -19,10 +19,11 @@ from runbook.errors import RunbookError, UsageError
 from runbook.folder.journal import Journal, read_events
 from runbook.folder.manifest import artifact_records, check_manifest, load_record
 from runbook.process.reaper import carriers
-from runbook.records import Outcome, Reason, RunRecord, Verdict
+from runbook.records import Outcome, Reason, Verdict
 from runbook.records.evidence import PhaseEvidence
 from tests.engine.toys import PHASES, Toy, resume, run, three_launches, verify
 from tests.shared import crowded
+from tests.tiers import by_tier
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,26 +66,20 @@ def assert_nothing_left(out: Path, within_s: float = 3.0) -> None:
     assert [pid for token in tokens(out) for pid in carriers(token)] == []
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-        (signal.SIGTERM, 143),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", by_tier(["SIGINT", "SIGTERM", "SIGHUP"], "SIGTERM".__eq__))
 def test_a_signal_leaves_a_readable_report_and_no_process_and_the_run_is_continued(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, name: str
 ) -> None:
+    number = signal.Signals[name]
     harness = start(tmp_path)
     beats = wait_for(tmp_path, "*/bucket_sweep/run2/heartbeat_rank0.jsonl")
     folder = beats.parents[2]
     began = time.monotonic()
     harness.send_signal(number)
-    assert harness.wait(timeout=120) == code
+    assert harness.wait(timeout=120) == 128 + number
     assert time.monotonic() - began < crowded(5)
     assert_nothing_left(tmp_path, within_s=0.1)
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    record = load_record(folder)
     assert record.interrupted and record.verdict is Verdict.INCOMPLETE
     assert record.reasons[0] == f"interrupted by {number.name}"
     assert number.name in (folder / "report.md").read_text()
@@ -98,7 +93,7 @@ def test_a_signal_leaves_a_readable_report_and_no_process_and_the_run_is_continu
     kept = [name for name in before if name.startswith(("baseline/", "bucket_sweep/run1/"))]
     assert len(kept) > 10
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    record = load_record(folder)
     assert (record.verdict, record.interrupted) == (Verdict.GO, False)
     assert "signal" not in record.options
     assert (folder / "bucket_sweep/run2.unfinished1").is_dir()
@@ -120,7 +115,7 @@ def test_kill_9_at_a_random_time_leaves_nothing_and_is_continued(tmp_path: Path,
     if any(event["event"] == "run_finished" for event in events):
         return  # the plan was quicker than the axe
     assert start(tmp_path, "resume", str(folder)).wait(timeout=120) == 0
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    record = load_record(folder)
     assert record.verdict is Verdict.GO
     after = digests(folder)
     for event in finished:

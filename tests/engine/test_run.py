@@ -21,7 +21,7 @@ from runbook.engine.derive import REMEDY
 from runbook.engine.judge import reasons_for
 from runbook.engine.run import run_setup
 from runbook.folder.journal import Journal, read_events
-from runbook.folder.manifest import check_manifest
+from runbook.folder.manifest import check_manifest, load_record
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
@@ -49,34 +49,26 @@ def by_id(record: RunRecord) -> dict[str, Check]:
     return {check.id: check for check in record.checks()}
 
 
-def test_a_run_that_goes_well(tmp_path: Path) -> None:
+def test_a_run_that_goes_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a person without an activated environment: the page says how its commands are typed."""
+    script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "argv", [str(script)])
     record, folder = run(
-        tmp_path, Toy("baseline"), Toy("bucket_sweep", count=2, reads=("baseline",))
+        tmp_path / "runs", Toy("baseline"), Toy("bucket_sweep", count=2, reads=("baseline",))
     )
     assert record.verdict is Verdict.GO
     assert record.reasons == ("all 4 required checks passed",)
     assert [phase.outcome for phase in record.phases] == [Outcome.PASS] * 2
     assert all(check.required for check in record.checks())
-    assert RunRecord.model_validate_json((folder / "run.json").read_text()) == record
-    assert (folder / "report.md").read_text().startswith("# ")
+    assert load_record(folder) == record
     assert check_manifest(folder) == []
     assert folder.stat().st_mode & 0o777 == 0o700
     # What the first phase chose reached the second one's plan, and the exports.
     assert record.phases[1].launches[0].launch.env == {"NSA_DDP_BUCKET_MB": "25"}
     assert record.exports["NSA_DDP_BUCKET_MB"] == "25"
     digests = {artifact.path for artifact in record.artifacts}
-    assert "baseline/run1/training.csv" in digests
-    assert "run.json" not in digests
-
-
-def test_a_page_says_how_its_commands_are_typed_where_a_name_is_not_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a person would without an activated environment: the page's word, put in, starts it."""
-    script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    record, folder = run(tmp_path / "runs", Toy("baseline"))
+    assert "baseline/run1/training.csv" in digests and "run.json" not in digests
     told = r"^- Commands of this page: .* for `runbook` type `(.*)` there$"
     (typed,) = re.findall(told, (folder / "report.md").read_text(), re.MULTILINE)
     command = ["sh", "-c", f"{typed} report {folder}"]
@@ -248,7 +240,7 @@ def test_on_a_full_disk_screen_exit_code_and_record_agree_and_never_go(tmp_path:
     for limit, verdict in ((first + 200, Verdict.INCOMPLETE), (last + 500, Verdict.NO_GO)):
         with largest_file(limit):
             told, folder = run(tmp_path / f"limited{limit}", *phases)
-        kept = RunRecord.model_validate_json((folder / "run.json").read_text())
+        kept = load_record(folder)
         assert told.verdict is kept.verdict is verdict
         assert kept.phases[0].outcome is Outcome.PASS, "it was written before, and is whole"
         assert not [*folder.glob("*.tmp"), *folder.glob(".*.tmp")]

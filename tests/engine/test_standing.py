@@ -35,6 +35,7 @@ from tests.cli.shell import environment, inside, runbook
 from tests.engine.test_doubt import phase, record
 from tests.engine.test_interrupt_and_resume import wait_for
 from tests.factory.records import launch
+from tests.factory.tables import table
 from tests.shared import once
 
 PROFILE = """\
@@ -262,23 +263,15 @@ def test_a_launch_that_goes_on_looks_at_its_go_again(go: tuple[Path, str], tmp_p
         require_standing(setup, tmp_path, {"smoke"})
 
 
-@pytest.mark.parametrize(
-    ("behind", "said"),
-    [
-        ("", "STARTED WITHOUT A GO (of this configuration on this machine)"),
-        ("RUN: GO for 2 of 76 checks", "BEHIND RUN, which was GO for 2 of 76 checks"),
-        ("RUN: GO", ""),
-    ],
-)
-def test_the_first_line_tells_what_production_stands_on(behind: str, said: str) -> None:
+@table(__file__, "stands_on")
+def test_the_first_line_tells_what_production_stands_on(behind: str, said: list[str]) -> None:
     plan = load_plan("production", has_gpu=False)
     profile = with_plan(load_profile("cpu"), plan, shipped=True, go=behind)
     told = record("cpu", profile_document=profile.model_dump(mode="json"))
     done = LaunchEntry(launch=launch(), result=LaunchResult(status=LaunchStatus.COMPLETED))
-    ran = phase().model_copy(
-        update={"name": "production", "started_at": "now", "launches": (done,)}
-    )
-    assert [text for text in caveats_of(told, [ran]) if text] == ([said] if said else [])
+    started = {"name": "production", "started_at": "now", "launches": (done,)}
+    ran = phase().model_copy(update=started)
+    assert [text for text in caveats_of(told, [ran]) if text] == said
     assert caveats_of(told, [phase()]) == (), "no phase ran that needs one"
 
 

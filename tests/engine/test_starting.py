@@ -42,6 +42,7 @@ from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import digests, tokens
 from tests.engine.toys import Toy, resume, run
 from tests.factory.files import record, write_beats
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch
 from tests.shared import crowded
 
@@ -178,27 +179,15 @@ def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry], cause
     assert found is None if not cause else found is not None and cause in found.cause
 
 
-@pytest.mark.parametrize(
-    ("before", "typical_s", "starts"),
-    [
-        ([], None, True),  # nothing is known: it is tried
-        ([(50, 5, True), (200, 5, True)], None, False),  # the longest counts
-        ([(200, 5, False)], None, True),  # a hang says nothing about a healthy launch
-        ([(200, 50, True)], None, True),  # nor does a launch of other length
-        ([], 200.0, False),
-        ([(50, 5, True)], 200.0, True),  # what was seen here outranks the profile's guess
-    ],
-)
+@table(__file__, "time_left")
 def test_a_launch_that_would_be_cut_off_is_left_to_the_next_part(
     before: list[tuple[float, int, bool]], typical_s: float | None, starts: bool
 ) -> None:
-    entries = [
-        LaunchEntry(
-            launch=fake_launch(name="run1", steps=steps),
-            result=LaunchResult(status="completed" if ok else "hung", duration_s=seconds),
-        )
-        for seconds, steps, ok in before
-    ]
+    entries = []
+    for seconds, steps, ok in before:
+        status = LaunchStatus.COMPLETED if ok else LaunchStatus.HUNG
+        result = LaunchResult(status=status, duration_s=seconds)
+        entries.append(LaunchEntry(launch=fake_launch(name="run1", steps=steps), result=result))
     part = Part(limit_s=100.0, started_any=True)
     assert part.has_time_for(fake_launch(name="run2", steps=5), entries, typical_s) is starts
 

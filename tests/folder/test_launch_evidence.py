@@ -39,14 +39,6 @@ from tests.tiers import examples, few
 
 RESULT = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token="ab12")
 
-JUNIT = """<?xml version="1.0"?><testsuites><testsuite>
-<testcase classname="t" name="good" time="0.5"><properties><property name="ratio" value="2.0"/>
-</properties></testcase>
-<testcase classname="t" name="bad"><failure message="no">trace</failure></testcase>
-<testcase classname="t" name="broken"><failure>x</failure><error message="oh"/></testcase>
-<testcase classname="t" name="left"><skipped message="needs CUDA"/></testcase>
-</testsuite></testsuites>"""
-
 
 def launch() -> Launch:
     return records.launch("python", name="base")
@@ -82,10 +74,6 @@ def folder(tmp_path: Path) -> Path:
     (path / "training.csv").write_text(training(5))
     for rank in range(2):
         (path / f"heartbeat_rank{rank}.jsonl").write_text(heartbeats(5, rank=rank))
-    (path / "env.json").write_text(json.dumps({"world_size": 2}))
-    (path / "gates.csv").write_text("step,entropy,max_gate\n1,0.9,0.4\n")
-    (path / "console.log").write_text("hello\n[ddp] gradient compression enabled: bf16\n")
-    (path / "junit.xml").write_text(JUNIT)
     return path
 
 
