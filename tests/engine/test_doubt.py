@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from runbook.cli import main
 from runbook.config.load import load_profile, profile_names
 from runbook.config.settings import parse_settings
 from runbook.engine.scope import departures, scope_of
@@ -29,7 +28,6 @@ from tests.config.test_profiles import written
 from tests.factory import records
 from tests.frozen import corpus
 from tests.reports.samples import go, incomplete, no_go, run
-from tests.shared import once
 
 
 def remade(folder: Path) -> None:
@@ -96,15 +94,10 @@ def test_a_record_that_was_sent_on_alone_is_believed(folder: Path) -> None:
     assert "  GO  " in row
 
 
-@pytest.fixture
-def real(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of a real run of one phase, which was a PARTIAL PASS."""
-    whole = once(tmp_path_factory, "judged", lambda new: corpus.unpack("partial", new))
-    return Path(shutil.copytree(whole, tmp_path / whole.name))
-
-
 @pytest.mark.executes("runbook judge")
-def test_limits_that_were_written_into_the_record_give_no_verdict(real: Path) -> None:
+def test_limits_that_were_written_into_the_record_give_no_verdict(tmp_path: Path) -> None:
+    real = corpus.unpack("partial", tmp_path)
+
     def judged() -> Ended:
         return inside("judge", str(real), cwd=real.parent)
 
@@ -189,26 +182,16 @@ RUN = "20261101T000000Z-abc1234"
 SAID = f"{RUN}: RUNNING, 1 of 2 phases, now smoke/run; runbook watch "
 
 
-@pytest.fixture
-def live(tmp_path: Path) -> Path:
-    """A run whose record so far lies there already."""
+@pytest.mark.parametrize("command", ["report", "verify", "history"])
+def test_a_run_that_goes_on_is_running_and_no_verdict(tmp_path: Path, command: str) -> None:
+    """Its record so far lies there already."""
     store(tmp_path, RUN, go())
     with Journal.create(tmp_path / RUN) as journal:
         journal.append("run_started", phases=["preflight", "smoke"])
         journal.append("phase_finished", phase="preflight", interrupted=False)
         journal.append("launch_started", phase="smoke", launch="run")
-    return tmp_path
-
-
-@pytest.mark.parametrize("words", [("report",), ("verify",), ("history",)])
-def test_a_run_that_goes_on_is_running_and_no_verdict(
-    live: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    with Journal.reopen(live / RUN):
-        code = main([*words, "--out", str(live)])
-        shown = capsys.readouterr()
+        shown = inside(command, "--out", ".", cwd=tmp_path)
     assert "RUNNING" in shown.out and "GO" not in shown.out, shown
-    if words != ("history",):
-        assert code == 3 and shown.out.startswith(SAID) and len(shown.out.splitlines()) == 1
-    main([*words, "--out", str(live)])
-    assert "RUNNING" not in capsys.readouterr().out
+    if command != "history":
+        assert shown.code == 3 and shown.out.startswith(SAID) and shown.out.count("\n") == 1
+    assert "RUNNING" not in inside(command, "--out", ".", cwd=tmp_path).out

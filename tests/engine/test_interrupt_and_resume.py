@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
@@ -10,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nsa.contract import sha256_of
 from runbook.config.phase import Judgement, PlanContext
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.journal import Journal, read_events
@@ -31,11 +32,8 @@ ROOT = Path(__file__).parents[2]
 def start(out: Path, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.engine.toys", *(words or ("run", str(out)))]
     # Under nohup the tests themselves ignore SIGHUP, and what they start would, too.
-    return subprocess.Popen(command, cwd=ROOT, preexec_fn=_hears_sighup)
-
-
-def _hears_sighup() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    hear = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    return subprocess.Popen(command, cwd=ROOT, preexec_fn=hear)
 
 
 def tokens(out: Path) -> list[str]:
@@ -43,11 +41,8 @@ def tokens(out: Path) -> list[str]:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
 
 
 def wait_for(out: Path, pattern: str) -> Path:

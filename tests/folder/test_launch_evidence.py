@@ -35,7 +35,7 @@ from runbook.tools.inspect.folder import inspect_heartbeats
 from tests.factory import records
 from tests.factory.files import beat, heartbeats, training
 from tests.factory.tables import table
-from tests.tiers import examples, few
+from tests.tiers import examples
 
 RESULT = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token="ab12")
 
@@ -130,17 +130,6 @@ def read(folder: Path, data: str | bytes, *, rank: int = 0) -> RankLog:
     path = folder / f"heartbeat_rank{rank}.jsonl"
     path.write_bytes(data.encode() if isinstance(data, str) else data)
     return read_heartbeats(path, rank=rank, relative_to=folder)
-
-
-def test_truncation_at_every_byte_keeps_the_complete_lines(tmp_path: Path) -> None:
-    data = heartbeats(2).encode()
-    for length in few(range(len(data) + 1)):
-        log = read(tmp_path, data[:length])
-        whole = [json.loads(line) for line in data[:length].split(b"\n")[:-1]]
-        assert log.events == len(whole)
-        assert not log.damaged
-        ends = [record["step"] for record in whole if record["event"] == "step_end"]
-        assert log.counts.get("step_end", 0) == len(ends)
 
 
 @pytest.mark.parametrize(
