@@ -80,14 +80,10 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     assert f"A  {folder.name}  INCOMPLETE" in compared.out
 
 
-def alone(folder: Path) -> None:
+def test_a_record_that_was_sent_on_alone_is_believed(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name not in ("run.json", "report.html"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def test_a_record_that_was_sent_on_alone_is_believed(folder: Path) -> None:
-    alone(folder)
     report = inside("report", str(folder), cwd=folder.parent)
     assert (report.code, report.err) == (0, "") and re.search(r"^GO\b", report.out, re.M)
     (_, row) = inside("history", "--out", str(folder.parent), cwd=folder.parent).out.splitlines()

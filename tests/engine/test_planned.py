@@ -185,8 +185,7 @@ def test_one_device_with_the_whole_batch_takes_longer_and_with_its_share_the_sam
 
 class Told(Observer):
     def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.forecasts: list[Forecast] = []
+        self.notes, self.forecasts = list[str](), list[Forecast]()
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -195,24 +194,15 @@ class Told(Observer):
         self.forecasts.append(forecast)
 
     @property
-    def left_s(self) -> float:
-        left_s = self.forecasts[-1].left_s
-        assert left_s is not None
-        return left_s
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    def left_s(self) -> float | None:
+        return self.forecasts[-1].left_s
 
 
 def watched(
     launches: Sequence[Launch], step_s: float, steps: int
-) -> tuple[Forecaster, Told, Clock]:
-    told, clock = Told(), Clock()
-    forecaster = Forecaster(told, launches, PROFILE, clock=clock)
+) -> tuple[Forecaster, Told, SimpleNamespace]:
+    told, clock = Told(), SimpleNamespace(now=0.0)
+    forecaster = Forecaster(told, launches, PROFILE, clock=lambda: clock.now)
     forecaster.run_started("id", "folder", ())
     forecaster.launch_started(BASE, 1)
     clock.now += 10.0

@@ -20,7 +20,6 @@ from runbook.engine.plan.prepare import needs_of, prepare
 from runbook.engine.run import run_setup
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
-from runbook.records import RunRecord
 from tests.cli.shell import inside
 from tests.data.hub import serve, write_shards
 from tests.engine.toys import Toy, profile
@@ -28,19 +27,14 @@ from tests.engine.toys import Toy, profile
 EXPORTED = {"NSA_OPT_FUSED": "1", "NCCL_NET_GDR_LEVEL": "2", "NSA_DDP_BUCKET_MB": "0.25"}
 
 
-def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:
-    """A finished run of a toy under a shell's variables."""
+def test_record_report_and_rerun_keep_them_with_their_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = {"profile": "cpu", "phases": "baseline", "out": tmp_path, "from_shell": EXPORTED}
     setup, toy = prepare(RunOptions(**words, settings=("train.seed=3",))), Toy("baseline")
     own = setup.profile.model_copy(update={"required": profile((toy,)).required})
     setup = replace(setup, phases=(toy,), planned=(), profile=own)
-    return run_setup(setup, observer=Observer()), setup
-
-
-def test_record_report_and_rerun_keep_them_with_their_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record, setup = kept(tmp_path)
+    record = run_setup(setup, observer=Observer())
     assert record.settings == {**EXPORTED, "train.seed": "3"}
     assert {record.sources[name] for name in EXPORTED} == {"shell"}
     assert record.sources["train.seed"] == "--set"
@@ -94,16 +88,12 @@ def test_the_line_plans_the_same_launches(
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "our machine.yaml"
     path.write_text("extends: cpu\nname: ours\n", encoding="utf-8")
-    options = RunOptions(
-        **{"phases": "bucket_sweep", "profile": "cpu", "out": tmp_path / "runs"} | changes
-    )
-    setup = prepare(options)
+    words = {"phases": "bucket_sweep", "profile": "cpu", "out": tmp_path / "runs"}
+    setup = prepare(RunOptions(**words | changes))
     wanted = [launch.model_dump(mode="json") for launch in setup.phases[0].plan(setup.context({}))]
     line = setup.context({}).rerun("bucket_sweep")
-    assert f"--out {options.out}" in line and (shlex.quote(str(path)) in line) == (
-        "profile" in changes
-    )
-    assert line.startswith("runbook run ")
+    assert line.startswith("runbook run ") and f"--out {tmp_path / 'runs'}" in line
+    assert (shlex.quote(str(path)) in line) is ("profile" in changes)
     done = inside(*shlex.split(line)[1:], "--dry-run", "--json", cwd=Path("/"))
     assert done.code == 0, done.err
     (got,) = (phase["launches"] for phase in json.loads(done.out)["phases"])

@@ -6,7 +6,6 @@ import ast
 import json
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -103,11 +102,8 @@ def test_the_canary_is_in_no_byte_of_a_crashed_run(crashed: Crashed) -> None:
 
 @pytest.mark.e2e
 def test_artifacts_are_for_their_owner_only(crashed: Crashed) -> None:
-    root, *_ = crashed
-    folders = [path for path in root.rglob("*") if path.is_dir()]
-    assert folders
-    for folder in folders:
-        assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0, folder
+    folders = {path: path.stat().st_mode for path in crashed[0].rglob("*") if path.is_dir()}
+    assert folders and not [path for path, mode in folders.items() if mode & 0o077]
 
 
 def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
