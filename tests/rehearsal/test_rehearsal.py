@@ -14,7 +14,7 @@ import pytest
 
 import benchmarks.rehearsal as package
 from benchmarks.rehearsal.__main__ import BEGIN, END, main, should, stops
-from benchmarks.rehearsal.judged import Judged, judge
+from benchmarks.rehearsal.judged import judge
 from benchmarks.rehearsal.machine import HEALTHY, MACHINES
 from runbook.launch.local import LocalRun
 from tests.tiers import by_tier
@@ -28,10 +28,6 @@ LATER = ("hot_gpu", "straggler", "leak_on_rank_1", "xid_48")
 NAMES = (*QUICK, *LATER, *(machine.name for machine in HEALTHY))
 
 
-def told(result: Judged) -> str:
-    return f"{result.machine.name} is {result.verdict}: {dict(result.reasons)}"
-
-
 def lines_of_the_page() -> dict[str, list[str]]:
     """The table's cells, by machine."""
     table = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
@@ -43,7 +39,7 @@ def lines_of_the_page() -> dict[str, list[str]]:
 def test_a_healthy_machine_is_go_and_a_sick_one_stopped_by_the_row_that_should(name: str) -> None:
     """The page says of it what the command says of it."""
     result, row = judge(BY_NAME[name]), lines_of_the_page()[name]
-    assert result.as_expected, told(result)
+    assert result.as_expected, (result.verdict, dict(result.reasons))
     if result.machine in HEALTHY:
         assert result.verdict == "GO" and not result.stopped_by and result.started >= 14
     assert row[3:6] == [should(result.machine), result.verdict, stops(result)]
