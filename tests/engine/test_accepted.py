@@ -11,8 +11,8 @@ import pytest
 
 from runbook.engine.earlier import keep_accepted
 from runbook.folder.facts import read_accepted
-from runbook.folder.manifest import record_text, write_manifest
-from runbook.records import RunRecord, Verdict
+from runbook.folder.manifest import load_record, record_text, write_manifest
+from runbook.records import Verdict
 from runbook.records.evidence import AcceptedRuns
 from tests.engine.toys import Toy, run, verify
 
@@ -23,6 +23,7 @@ class Remembering(Toy):
     remembers = True
 
 
+MANIFEST = "MANIFEST.sha256"
 PHASES = {"baseline": Remembering("baseline", count=2)}
 
 
@@ -46,18 +47,22 @@ def out(earlier: Path, tmp_path: Path) -> Path:
 
 def looked(out: Path) -> AcceptedRuns:
     newest = out / "29991231T000000Z-nogit"
-    record = RunRecord.model_validate_json((newest / "run.json").read_bytes())
+    record = load_record(newest)
     keep_accepted(newest, "baseline", record.phases[0].launches, profile=record.profile)
     found = read_accepted(newest, "baseline")
     assert found is not None and not found.problem
     return found
 
 
-def changed(folder: Path, **fields: object) -> None:
+def changed(**fields: object) -> Callable[[Path], None]:
     """run.json changed, with a manifest that fits."""
-    record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
-    (folder / "run.json").write_text(record_text(record.model_copy(update=fields)))
-    write_manifest(folder)
+
+    def change(folder: Path) -> None:
+        record = load_record(folder).model_copy(update=fields)
+        (folder / "run.json").write_text(record_text(record))
+        write_manifest(folder)
+
+    return change
 
 
 def test_the_first_run_finds_none_and_the_next_one_finds_it(earlier: Path, tmp_path: Path) -> None:
@@ -74,12 +79,21 @@ def test_the_first_run_finds_none_and_the_next_one_finds_it(earlier: Path, tmp_p
     assert verify(folder, *PHASES.values()).differences == ()
 
 
-def edit(name: str) -> Callable[[Path], None]:
+def edit(name: str, old: bytes, new: bytes, *, remade: bool = False) -> Callable[[Path], None]:
+    """A file changed; remade: with a manifest that fits."""
+
     def change(folder: Path) -> None:
         path = folder / name
-        path.write_bytes(path.read_bytes().replace(b"0", b"1", 1))
+        path.write_bytes(path.read_bytes().replace(old, new, 1))
+        if remade:
+            write_manifest(folder)
 
     return change
+
+
+def of_other_work(launch: str = "run1") -> Callable[[Path], None]:
+    """As if it had been another kind of run, which nobody would compare with."""
+    return edit(f"baseline/{launch}/env.json", b'"world_size": 2', b'"world_size": 4')
 
 
 def linked(folder: Path) -> None:
@@ -93,34 +107,25 @@ def gone(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-def of_other_work(folder: Path, launch: str = "run1") -> None:
-    """As if it had been another kind of run, which nobody would compare with."""
-    path = folder / "baseline" / launch / "env.json"
-    path.write_text(path.read_text().replace('"world_size": 2', '"world_size": 4'))
-
-
 def not_go_by_its_journal(folder: Path) -> None:
     lines = (folder / "events.jsonl").read_text().splitlines(keepends=True)
     (folder / "events.jsonl").write_text("".join(lines[:-2]))
     write_manifest(folder)
 
 
-def another_csv_with_a_manifest_that_fits(folder: Path) -> None:
-    edit("baseline/run1/training.csv")(folder)
-    write_manifest(folder)
-
-
 DAMAGED: list[tuple[Callable[[Path], object], str]] = [
     (gone("baseline/run2/training.csv"), "training.csv is not the file of its MANIFEST"),
-    (of_other_work, "env.json is not the file of its MANIFEST"),
-    (another_csv_with_a_manifest_that_fits, "is not the file of its run.json"),
+    (of_other_work(), "env.json is not the file of its MANIFEST"),
+    (
+        edit("baseline/run1/training.csv", b"0", b"1", remade=True),
+        "is not the file of its run.json",
+    ),
     (linked, "training.csv is a link"),
-    (gone("MANIFEST.sha256"), "it has no MANIFEST.sha256"),
+    (gone(MANIFEST), "it has no MANIFEST.sha256"),
     (lambda folder: (folder / "MANIFEST.sha256").write_text("x\n"), "line 1 is no digest"),
     (gone("run.json"), "its run.json is gone"),
-    (edit("run.json"), "run.json is not the file of its MANIFEST"),
     (not_go_by_its_journal, "run.json"),
-    (lambda folder: changed(folder, run_id="20000101T000000Z-nogit"), "its folder is"),
+    (changed(run_id="20000101T000000Z-nogit"), "its folder is"),
 ]
 
 
@@ -136,36 +141,28 @@ def test_a_damaged_run_is_not_taken_and_is_told_apart_from_none(
     assert why in found.damaged[earlier.name]
 
 
-def of_other_code(folder: Path) -> None:
-    """Else every version that adds a field to the record would hold back the next run."""
-    record = RunRecord.model_validate_json((folder / "run.json").read_bytes())
-    changed(folder, environment={**record.environment, "code": "older"})
-
-
-def of_another_version(folder: Path) -> None:
-    path = folder / "run.json"
-    path.write_text(path.read_text().replace('"run_id"', '"id_of_the_run"', 1))
-    write_manifest(folder)
+def cut_off(folder: Path) -> None:
+    changed(verdict=Verdict.INCOMPLETE)(folder)
+    gone(MANIFEST)(folder)
 
 
 def beside_other_work(folder: Path) -> None:
     for launch in ("run1", "run2"):
-        of_other_work(folder.parent / "29991231T000000Z-nogit", launch)
-
-
-def cut_off(folder: Path) -> None:
-    changed(folder, verdict=Verdict.INCOMPLETE)
-    gone("MANIFEST.sha256")(folder)
+        of_other_work(launch)(folder.parent / "29991231T000000Z-nogit")
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (of_other_code, "other code made it, and by this one run.json"),
-        (of_another_version, "its run.json is no record of this version"),
+        # Else every version that adds a field would hold back the next run.
+        (changed(environment={"code": "older"}), "other code made it, and by this one run.json"),
+        (
+            edit("run.json", b'"run_id"', b'"id"', remade=True),
+            "its run.json is no record of this version",
+        ),
         (beside_other_work, "world_size: 2, here 4"),
         (cut_off, None),
-        (lambda folder: changed(folder, verdict=Verdict.NO_GO), None),
+        (changed(verdict=Verdict.NO_GO), None),
     ],
 )
 def test_a_run_that_is_not_taken_and_not_damaged_is_named_if_it_was_go(
@@ -188,14 +185,10 @@ def test_what_is_no_run_is_passed_over(out: Path) -> None:
     assert (len(found.runs), found.left_out, found.damaged) == (1, {}, {})
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        '{"schema_version": 3}',
-        '{"schema_version": 2, "runs": [{"run_id": "a", "rates": [], "facts": []}]}',
-    ],
-)
+RATELESS = '{"schema_version": 2, "runs": [{"run_id": "a", "rates": [], "facts": []}]}'
+
+
+@pytest.mark.parametrize("text", ["", '{"schema_version": 3}', RATELESS])
 def test_a_damaged_file_holds_no_runs_and_says_so(out: Path, text: str) -> None:
     newest = out / "29991231T000000Z-nogit"
     (newest / "baseline" / "accepted.json").write_text(text)

@@ -14,13 +14,14 @@ from nsa.contract import sha256_of
 from runbook.config.load import load_profile
 from runbook.config.registry import report_files
 from runbook.engine.derive import derive_record, write_reports
-from runbook.engine.intact import profile_problems, unjudged_problems
+from runbook.engine.intact import profile_problems
 from runbook.engine.verify import compare_phases
 from runbook.errors import RunbookError
-from runbook.folder.manifest import artifact_records, record_text, write_manifest
-from runbook.records import Mark, PhaseRecord, Reason, RunRecord
+from runbook.folder.manifest import artifact_records, load_record, record_text, write_manifest
+from runbook.records import Mark, PhaseRecord, RunRecord
 from tests.cli.shell import inside
-from tests.engine.toys import PHASES, Toy, run, verify
+from tests.engine.toys import PHASES, run, verify
+from tests.factory.tables import table
 from tests.reports.pictures import record as pictured
 from tests.reports.pictures import series
 
@@ -78,10 +79,6 @@ def _passed_without_judgement(phase: Document) -> None:
         check["code"] = "interrupted"
 
 
-def _launch(name: str, **fields: object) -> Callable[[Document], None]:
-    return _phase(lambda phase: phase["launches"][0][name].update(fields))
-
-
 FORGED: dict[str, tuple[Callable[[Document], None], str]] = {
     "scope": (_set("scope", "2xH200"), 'run.json: scope: recorded "2xH200", recomputed "'),
     "digest of the profile": (_set("profile_sha256", "0" * 64), "run.json: profile_sha256: "),
@@ -92,8 +89,14 @@ FORGED: dict[str, tuple[Callable[[Document], None], str]] = {
     ),
     "passed as interrupted": (_phase(_passed_without_judgement), "not judged, and nothing shows"),
     "passed and never judged": (_phase(lambda phase: phase.update(started_at="")), "baseline"),
-    "an end": (_launch("result", duration_s=1.0), "launch run1: result.duration_s: recorded 1.0"),
-    "a plan": (_launch("launch", steps=4), "baseline: the launches are not those that the phase"),
+    "an end": (
+        _phase(lambda phase: phase["launches"][0]["result"].update(duration_s=1.0)),
+        "launch run1: result.duration_s: recorded 1.0",
+    ),
+    "a plan": (
+        _phase(lambda phase: phase["launches"][0]["launch"].update(steps=4)),
+        "baseline: the launches are not those that the phase",
+    ),
 }
 
 
@@ -123,104 +126,82 @@ def test_a_run_that_takes_the_place_of_another_has_another_fingerprint(
     assert differences(finished, kept) == differences(finished, kept[:32].upper()) == ()
 
 
-def _facts(folder: Path, value: str) -> None:
-    (folder / "host.txt").write_text("as it was\n")
-    sha256 = sha256_of(folder / "host.txt")
-    fact = {"name": "gpu.names", "value": value, "path": "host.txt", "sha256": sha256}
-    (folder / "facts.json").write_text(json.dumps({"gpu.names": fact}))
+def _environment(name: str, value: str) -> Callable[[Document], None]:
+    """run.json tells of it."""
 
-
-def test_a_fact_is_shown_as_it_was_found(folder: Path) -> None:
-    _facts(folder, "A100")
-
-    def shown(document: Document) -> None:
+    def change(document: Document) -> None:
         if "environment" in document:
-            document["environment"]["gpu.names"] = "A100"
+            document["environment"][name] = value
 
-    forge(folder, shown)
-    assert differences(folder) == ()
-    _facts(folder, "H200")
-    forge(folder, lambda document: None)
-    assert any("environment.gpu.names: recorded 'A100', 'H200'" in t for t in differences(folder))
-    _facts(folder, "A100")
-    (folder / "host.txt").write_text("as it should be\n")
-    forge(folder, lambda document: None)
-    assert "fact gpu.names: host.txt is not the file that it was read from" in differences(folder)
-
-
-def test_the_software_of_a_run_is_what_its_launches_ran_on(folder: Path) -> None:
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
-    ran = next(one.launch.run_dir for phase in record.phases for one in phase.launches)
-    env = {"versions": {"packages": "ab12" * 16}}
-    (folder / ran / "env.json").write_text(json.dumps(env))
-    for recorded, differ in (("ab12" * 3, 0), ("cd34" * 3, 1)):
-
-        def told(document: Document, packages: str = recorded) -> None:
-            if "environment" in document:
-                document["environment"]["packages"] = packages
-
-        forge(folder, told)
-        found = [one for one in differences(folder) if "environment" in one]
-        assert len(found) == differ
-    assert found[0].startswith("run.json: environment.packages: recorded 'cd34cd34cd34', ")
-    assert f"ran on {'ab12' * 16!r}" in found[0]
-
-
-def test_a_profile_that_only_has_the_name_of_a_shipped_one(folder: Path) -> None:
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
-    document = load_profile("cpu").model_dump(mode="json")
-    own = {"profile": "cpu", "options": record.options | {"profile": "auto"}}
-    honest = record.model_copy(update=own | {"profile_document": document})
-    assert profile_problems(honest) == []
-    easier = honest.model_copy(
-        update={"profile_document": document | {"scope": "2xA100 PCIe4", "required": []}}
-    )
-    found = profile_problems(easier)
-    assert len(found) == 2
-    assert all(text.startswith("profile cpu is not the shipped one: ") for text in found)
-    of_a_file = {"options": record.options | {"profile": "/home/me/cpu.yaml"}}
-    assert profile_problems(easier.model_copy(update=of_a_file)) == []
+    return change
 
 
 @pytest.mark.parametrize(
-    ("event", "change", "why"),
+    ("read", "kept", "told"),
     [
-        ("run_started", {"record": {}}, "tool_version: Field required"),
-        ("phase_finished", {}, "it lacks 'record'"),
-        ("run_finished", {"artifacts": 5}, "not iterable"),
+        ("A100", "as it was", ""),
+        ("H200", "as it was", "environment.gpu.names: recorded 'A100', 'H200'"),
+        ("A100", "other", "fact gpu.names: host.txt is not the file that it was read from"),
     ],
 )
+def test_a_fact_is_shown_as_it_was_found(folder: Path, read: str, kept: str, told: str) -> None:
+    (folder / "host.txt").write_text("as it was")
+    fact = {"name": "gpu.names", "value": read, "path": "host.txt"}
+    fact |= {"sha256": sha256_of(folder / "host.txt")}
+    (folder / "facts.json").write_text(json.dumps({"gpu.names": fact}))
+    (folder / "host.txt").write_text(kept)
+    forge(folder, _environment("gpu.names", "A100"))
+    found = differences(folder)
+    assert any(told in one for one in found) if told else found == ()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"), [("ab12" * 3, []), ("cd34" * 3, ["recorded 'cd34cd34cd34', "])]
+)
+def test_the_software_of_a_run_is_what_its_launches_ran_on(
+    folder: Path, recorded: str, told: list[str]
+) -> None:
+    env = {"versions": {"packages": "ab12" * 16}}
+    (folder / "baseline/run1/env.json").write_text(json.dumps(env))
+    forge(folder, _environment("packages", recorded))
+    found = [one for one in differences(folder) if "environment" in one]
+    assert len(found) == len(told)
+    for one in found:
+        assert one.startswith(f"run.json: environment.packages: {told[0]}")
+        assert f"ran on {'ab12' * 16!r}" in one
+
+
+def test_a_profile_that_only_has_the_name_of_a_shipped_one(finished: Path) -> None:
+    record = load_record(finished)
+    document = load_profile("cpu").model_dump(mode="json")
+
+    def problems(profile: str = "auto", **changed: object) -> list[str]:
+        update = {"profile": "cpu", "options": record.options | {"profile": profile}}
+        update |= {"profile_document": document | changed}
+        return list(profile_problems(record.model_copy(update=update)))
+
+    assert problems() == []
+    easier: Document = {"scope": "2xA100 PCIe4", "required": []}
+    found = problems(**easier)
+    assert len(found) == 2
+    assert all(text.startswith("profile cpu is not the shipped one: ") for text in found)
+    assert problems("/home/me/cpu.yaml", **easier) == []
+
+
+@table(__file__, "strange_events")
 def test_an_event_that_this_program_never_writes_is_told(
-    folder: Path, event: str, change: dict[str, Any], why: str
+    folder: Path, event: str, change: Document, why: str
 ) -> None:
     path = folder / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    place = next(number for number, one in enumerate(events) if one["event"] == event)
-    taken = {name: value for name, value in events[place].items() if name not in ("record",)}
-    events[place] = taken | change
+    (found, *_) = (one for one in events if one["event"] == event)
+    found.pop("record", None)
+    found |= change
     with pytest.raises(RunbookError, match=f"events.jsonl holds an event .*{why}"):
         derive_record(events)
     path.write_text("".join(f"{json.dumps(one)}\n" for one in events))
     ended = inside("run", "--resume", str(folder), "--out", str(folder.parent), cwd=folder.parent)
     assert ended.code == 2 and "internal error" not in ended.err, ended.err
-
-
-def test_a_phase_that_was_started_and_not_judged_leaves_a_trace(folder: Path) -> None:
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
-    (one,) = [phase for phase in record.phases if phase.name == "baseline"]
-    cut = one.checks[0].model_copy(update={"code": Reason.HARNESS_ERROR})
-    started = one.model_copy(update={"checks": (cut,)})
-
-    def said(interrupted: bool = False, phase: PhaseRecord = started, **known: Toy) -> list[str]:
-        update = {"phases": (phase,), "interrupted": interrupted}
-        return list(unjudged_problems(record.model_copy(update=update), folder, phases=known))
-
-    assert said(interrupted=True, **PHASES) == []
-    assert said(phase=started.model_copy(update={"started_at": ""}), **PHASES) == []
-    assert said(**PHASES) == ["baseline: not judged, and nothing shows why"]
-    (folder / "harness_error_baseline_1.txt").touch()
-    assert said(**PHASES) == []
-    assert said() == ["baseline: no phase of this name is installed, so it was not judged again"]
 
 
 def phase(*, level: float = 2.0, point: float = 3.0) -> PhaseRecord:

@@ -1,28 +1,35 @@
-"""Signals and sudden death: no process left, finished work kept byte for byte, and continued."""
+"""Signals and sudden death, and a run that goes on: nothing left, repeated unseen or hidden."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nsa.contract import sha256_of
 from runbook.config.phase import Judgement, PlanContext
+from runbook.engine.derive import derive_record
+from runbook.engine.starting import keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError
+from runbook.folder import EVENTS_FILE
 from runbook.folder.journal import Journal, read_events
-from runbook.folder.manifest import artifact_records, check_manifest
+from runbook.folder.manifest import artifact_records, check_manifest, load_record
+from runbook.machine.identity import identity
 from runbook.process.reaper import carriers
-from runbook.records import Outcome, Reason, RunRecord, Verdict
+from runbook.records import Outcome, Reason, Verdict
 from runbook.records.evidence import PhaseEvidence
-from tests.engine.toys import Toy, resume, run, three_launches, verify
+from tests.engine.toys import PHASES, Toy, resume, run, three_launches, verify
 from tests.shared import crowded
+from tests.tiers import by_tier
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,11 +37,8 @@ ROOT = Path(__file__).parents[2]
 def start(out: Path, *words: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "tests.engine.toys", *(words or ("run", str(out)))]
     # Under nohup the tests themselves ignore SIGHUP, and what they start would, too.
-    return subprocess.Popen(command, cwd=ROOT, preexec_fn=_hears_sighup)
-
-
-def _hears_sighup() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    hear = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)
+    return subprocess.Popen(command, cwd=ROOT, preexec_fn=hear)
 
 
 def tokens(out: Path) -> list[str]:
@@ -42,11 +46,8 @@ def tokens(out: Path) -> list[str]:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): sha256_of(path) for path in files}
 
 
 def wait_for(out: Path, pattern: str) -> Path:
@@ -65,48 +66,34 @@ def assert_nothing_left(out: Path, within_s: float = 3.0) -> None:
     assert [pid for token in tokens(out) for pid in carriers(token)] == []
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-        (signal.SIGTERM, 143),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
-    ],
-)
-def test_a_signal_leaves_a_readable_report_and_no_process(
-    tmp_path: Path, number: signal.Signals, code: int
+@pytest.mark.parametrize("name", by_tier(["SIGINT", "SIGTERM", "SIGHUP"], "SIGTERM".__eq__))
+def test_a_signal_leaves_a_readable_report_and_no_process_and_the_run_is_continued(
+    tmp_path: Path, name: str
 ) -> None:
+    number = signal.Signals[name]
     harness = start(tmp_path)
-    beats = wait_for(tmp_path, "*/bucket_sweep/run1/heartbeat_rank0.jsonl")
+    beats = wait_for(tmp_path, "*/bucket_sweep/run2/heartbeat_rank0.jsonl")
     folder = beats.parents[2]
     began = time.monotonic()
     harness.send_signal(number)
-    assert harness.wait(timeout=120) == code
+    assert harness.wait(timeout=120) == 128 + number
     assert time.monotonic() - began < crowded(5)
     assert_nothing_left(tmp_path, within_s=0.1)
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    record = load_record(folder)
     assert record.interrupted and record.verdict is Verdict.INCOMPLETE
     assert record.reasons[0] == f"interrupted by {number.name}"
     assert number.name in (folder / "report.md").read_text()
     assert record.phases[0].outcome is Outcome.PASS
     statuses = [entry.result.status for entry in record.phases[1].launches]
-    assert statuses == ["interrupted", "not_run"]
+    assert statuses == ["completed", "interrupted"]
     assert verify(folder, *three_launches()).differences == ()
-
-
-def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
-    harness = start(tmp_path)
-    folder = wait_for(tmp_path, "*/bucket_sweep/run2/heartbeat_rank0.jsonl").parents[2]
-    harness.send_signal(signal.SIGINT)
-    harness.wait(timeout=120)
     before = digests(folder)
-    again = start(tmp_path, "resume", str(folder))
-    assert again.wait(timeout=300) == 0
+    assert start(tmp_path, "resume", str(folder)).wait(timeout=300) == 0
     after = digests(folder)
     kept = [name for name in before if name.startswith(("baseline/", "bucket_sweep/run1/"))]
     assert len(kept) > 10
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    record = load_record(folder)
     assert (record.verdict, record.interrupted) == (Verdict.GO, False)
     assert "signal" not in record.options
     assert (folder / "bucket_sweep/run2.unfinished1").is_dir()
@@ -128,7 +115,7 @@ def test_kill_9_at_a_random_time_leaves_nothing_and_is_continued(tmp_path: Path,
     if any(event["event"] == "run_finished" for event in events):
         return  # the plan was quicker than the axe
     assert start(tmp_path, "resume", str(folder)).wait(timeout=120) == 0
-    record = RunRecord.model_validate_json((folder / "run.json").read_text())
+    record = load_record(folder)
     assert record.verdict is Verdict.GO
     after = digests(folder)
     for event in finished:
@@ -161,32 +148,24 @@ def test_a_launch_that_was_stopped_and_begun_again_is_told_beside_the_verdict(
     assert verify(folder, phase).differences == ()
 
 
-@pytest.mark.parametrize(
-    "gone", [("MANIFEST.sha256",), ("MANIFEST.sha256", "report.md", "run.json")]
-)
-def test_a_run_that_ended_while_its_reports_were_written_is_closed(
-    tmp_path: Path, gone: tuple[str, ...]
-) -> None:
+def test_a_run_that_ended_while_its_reports_were_written_is_closed(folder: Path) -> None:
     """Killed there, or on a full disk: nothing runs again."""
-    phase = Toy("baseline", count=2)
-    first, folder = run(tmp_path, phase)
-    before = digests(folder)
-    for name in gone:
-        (folder / name).unlink()
-    assert resume(folder, phase) == first
-    assert digests(folder) == before
-    assert check_manifest(folder) == []
+    first, before = load_record(folder), digests(folder)
+    for gone in (("MANIFEST.sha256",), ("MANIFEST.sha256", "report.md", "run.json")):
+        for name in gone:
+            (folder / name).unlink()
+        assert resume(folder, *PHASES.values()) == first
+        assert digests(folder) == before
+        assert check_manifest(folder) == []
 
 
 @pytest.mark.parametrize(
     ("how", "said"), [("interrupted", "in run.json"), ("killed", "in events.jsonl")]
 )
 def test_evidence_that_was_edited_between_two_parts_of_a_run_is_not_taken(
-    tmp_path: Path, how: str, said: str
+    folder: Path, how: str, said: str
 ) -> None:
     """A phase that is judged again would be judged by it, and nothing would differ afterwards."""
-    phases = (Toy("baseline"), Toy("bucket_sweep"))
-    _, folder = run(tmp_path, *phases)
     cut_after(folder, "phase_finished")
     (folder / "MANIFEST.sha256").unlink()
     if how == "interrupted":
@@ -197,7 +176,7 @@ def test_evidence_that_was_edited_between_two_parts_of_a_run_is_not_taken(
     log = folder / "baseline/run1/training.csv"
     log.write_text(log.read_text().replace("0", "1"))
     with pytest.raises(UsageError, match=f"run1/training[.]csv: differs from its digest {said}"):
-        resume(folder, *phases)
+        resume(folder, *PHASES.values())
 
 
 def test_half_an_event_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
@@ -227,16 +206,14 @@ def test_a_journal_that_was_edited_is_refused(tmp_path: Path, edit: str) -> None
         read_events(path)
 
 
-def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
+def test_what_cannot_be_continued_says_so(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         resume(tmp_path)
-    phase = Toy("baseline", breaks="plan")
-    _, folder = run(tmp_path, phase)
     path = folder / "events.jsonl"
     path.write_text(path.read_text().replace('"tool_version":"', '"tool_version":"9.'))
     cut_after(folder, "phase_finished")
     with pytest.raises(UsageError, match=r"made by version 9\."):
-        resume(folder, phase)
+        resume(folder, *PHASES.values())
 
 
 def test_a_signal_during_a_judgement_is_a_row(tmp_path: Path) -> None:
@@ -255,3 +232,106 @@ def test_a_signal_during_a_judgement_is_a_row(tmp_path: Path) -> None:
     assert resume(folder, Toy("baseline")).verdict is Verdict.GO
     events, _ = read_events(folder / "events.jsonl")
     assert [e["event"] for e in events].count("launch_started") == 1
+
+
+def test_a_phase_is_added_to_a_finished_run_and_the_verdict_is_over_all(tmp_path: Path) -> None:
+    phases = (Toy("baseline"), Toy("nvtx"))
+    first, folder = run(tmp_path, phases[0], whole=phases)
+    assert first.verdict is Verdict.PARTIAL
+    before, journal = digests(folder / "baseline"), (folder / EVENTS_FILE).read_bytes()
+    record = resume(folder, *phases, added="nvtx", command="again")
+    assert (record.verdict, record.caveats) == (Verdict.GO, first.caveats)
+    assert digests(folder / "baseline") == before
+    assert (folder / EVENTS_FILE).read_bytes().startswith(journal), "append-only"
+    assert record.phases[0] == first.phases[0]
+    assert (record.options["phases"], record.command) == ("baseline,nvtx", "toy; again")
+    assert verify(folder, *phases).differences == ()
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_run_of_which_a_file_is_gone_or_changed_gets_no_new_manifest(
+    tmp_path: Path, gone: bool
+) -> None:
+    phases = (Toy("baseline"), Toy("nvtx"))
+    _, folder = run(tmp_path, phases[0], whole=phases)
+    log = folder / "baseline/run1/training.csv"
+    shutil.rmtree(log.parent) if gone else log.write_text("step\n")
+    left = digests(folder)
+    with pytest.raises(UsageError, match="is not what it was when it ended") as told:
+        resume(folder, *phases, added="nvtx")
+    assert (" and " if gone else "baseline/run1/training.csv: changed") in str(told.value)
+    assert digests(folder) == left
+
+
+def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> None:
+    mark = tmp_path / "once"
+    phases = (Toy("baseline", words=("--fault", "exit7", "--once", str(mark))), Toy("nvtx"))
+    first, folder = run(tmp_path / "out", *phases)
+    assert first.verdict is Verdict.NO_GO
+    before = digests(folder / "baseline")
+    resume(folder, *phases)
+    # What a crash between the decision and the move leaves: the first attempt where it was.
+    cut_after(folder, "phase_repeated")
+    shutil.rmtree(folder / "baseline")
+    (folder / "baseline.repeated1").rename(folder / "baseline")
+    record = resume(folder, *phases)
+    assert record.headline.startswith("GO for 2 of 76 checks, REPEATED (baseline after FAIL)")
+    assert digests(folder / "baseline.repeated1") == before
+    (told,) = record.phases[0].repeated
+    assert (told.outcome, told.folder) == (Outcome.FAIL, "baseline.repeated1")
+    assert told.reason.startswith("baseline.completed is FAIL: ")
+    events, _ = read_events(folder / EVENTS_FILE)
+    started = [event["phase"] for event in events if event["event"] == "launch_started"]
+    assert started == ["baseline", "nvtx", "baseline"], "nvtx had passed"
+    assert verify(folder, *phases).differences == ()
+
+
+def test_a_later_phase_that_would_be_launched_otherwise_now_runs_again(tmp_path: Path) -> None:
+    sweep = Toy("bucket_sweep", reads=("baseline",))
+    phases = (Toy("baseline"), sweep)
+    first, folder = run(tmp_path, sweep, whole=phases)
+    assert first.phases[1].launches[0].launch.env == {}
+    record = resume(folder, *phases, added="baseline")
+    assert record.phases[1].launches[0].launch.env == {"NSA_DDP_BUCKET_MB": "25"}
+    assert "REPEATED (bucket_sweep after PASS)" in record.headline
+    assert verify(folder, *phases).differences == ()
+
+
+def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> None:
+    record, folder = run(tmp_path, Toy("baseline"))
+    assert left_open(record) == []
+    with pytest.raises(UsageError, match="has it already"):
+        resume(folder, Toy("baseline"), added="baseline")
+    with pytest.raises(UsageError, match=r"is finished: GO.*--phase NAME adds a phase"):
+        resume(folder, Toy("baseline"))
+
+
+@pytest.mark.parametrize("what", sorted(identity()))
+def test_another_commit_machine_or_software_is_refused_by_name(
+    folder: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing added, nothing again: the rows of two commits would stand under the name of one."""
+    cut_after(folder, "phase_finished")
+    before = (folder / EVENTS_FILE).read_bytes()
+    monkeypatch.setattr("runbook.engine.resuming.identity", lambda: identity() | {what: "another"})
+    with pytest.raises(UsageError, match=rf"(?i){what}.* then, another now"):
+        resume(folder, *PHASES.values())
+    assert (folder / EVENTS_FILE).read_bytes() == before, "nothing was begun"
+
+
+def test_what_the_collectors_wrote_is_kept_with_preflights_earlier_attempt(tmp_path: Path) -> None:
+    """They write beside the phases' folders, and would overwrite it."""
+    phase = Toy("preflight", collects=True)
+    _, folder = run(tmp_path, Toy("preflight", words=("--fault", "exit7")))
+    (folder / "facts.json").write_text("{}")
+    (folder / "host.json").write_text("before")
+    with Journal.reopen(folder) as journal:
+        repeat(journal, derive_record(journal.events).phases[0])
+        for _ in range(2):  # a crash may come at any moment: again is as good as once
+            keep_aside(folder, journal, [phase])
+            (folder / "host.json").write_text("after")
+    aside = folder / "preflight.repeated1"
+    assert (aside / "host.json").read_text() == "before"
+    assert (aside / "facts.json").is_file() and (aside / "run1" / "result.json").is_file()
+    assert (folder / "events.jsonl").is_file() and (folder / "run.json").is_file()
+    assert not (folder / "facts.json").exists() and not (folder / "preflight").exists()

@@ -21,7 +21,7 @@ from runbook.engine.derive import REMEDY
 from runbook.engine.judge import reasons_for
 from runbook.engine.run import run_setup
 from runbook.folder.journal import Journal, read_events
-from runbook.folder.manifest import check_manifest
+from runbook.folder.manifest import check_manifest, load_record
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
@@ -38,6 +38,7 @@ from runbook.records import (
 from runbook.tools.inspect.folder import inspect_path
 from tests import executed
 from tests.cli.shell import inside
+from tests.engine.test_interrupt_and_resume import cut_after
 from tests.engine.toys import Toy, resume, run, verify
 from tests.engine.toys import setup as toys_setup
 from tests.factory import records
@@ -48,34 +49,26 @@ def by_id(record: RunRecord) -> dict[str, Check]:
     return {check.id: check for check in record.checks()}
 
 
-def test_a_run_that_goes_well(tmp_path: Path) -> None:
+def test_a_run_that_goes_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a person without an activated environment: the page says how its commands are typed."""
+    script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "argv", [str(script)])
     record, folder = run(
-        tmp_path, Toy("baseline"), Toy("bucket_sweep", count=2, reads=("baseline",))
+        tmp_path / "runs", Toy("baseline"), Toy("bucket_sweep", count=2, reads=("baseline",))
     )
     assert record.verdict is Verdict.GO
     assert record.reasons == ("all 4 required checks passed",)
     assert [phase.outcome for phase in record.phases] == [Outcome.PASS] * 2
     assert all(check.required for check in record.checks())
-    assert RunRecord.model_validate_json((folder / "run.json").read_text()) == record
-    assert (folder / "report.md").read_text().startswith("# ")
+    assert load_record(folder) == record
     assert check_manifest(folder) == []
     assert folder.stat().st_mode & 0o777 == 0o700
     # What the first phase chose reached the second one's plan, and the exports.
     assert record.phases[1].launches[0].launch.env == {"NSA_DDP_BUCKET_MB": "25"}
     assert record.exports["NSA_DDP_BUCKET_MB"] == "25"
     digests = {artifact.path for artifact in record.artifacts}
-    assert "baseline/run1/training.csv" in digests
-    assert "run.json" not in digests
-
-
-def test_a_page_says_how_its_commands_are_typed_where_a_name_is_not_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a person would without an activated environment: the page's word, put in, starts it."""
-    script = program(tmp_path / "my env" / "runbook", f'exec {sys.executable} -m runbook "$@"')
-    monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    record, folder = run(tmp_path / "runs", Toy("baseline"))
+    assert "baseline/run1/training.csv" in digests and "run.json" not in digests
     told = r"^- Commands of this page: .* for `runbook` type `(.*)` there$"
     (typed,) = re.findall(told, (folder / "report.md").read_text(), re.MULTILINE)
     command = ["sh", "-c", f"{typed} report {folder}"]
@@ -91,30 +84,21 @@ def test_what_preflight_refuses_starts_no_launch_of_later_phases(tmp_path: Path)
             notes.append(text)
 
     sick = Toy("preflight", words=("--fault", "exit7"), guards=True)
-    record, folder = run(tmp_path, sick, Toy("baseline", count=2), Toy("nvtx"), observer=Ear())
-    cause = by_id(record)["preflight.completed"].reason
-    for phase in record.phases[1:]:
-        assert not (folder / phase.name).exists(), "nothing was started"
-        assert {entry.result.status for entry in phase.launches} == {LaunchStatus.NOT_RUN}
-        told = {entry.result.cause for entry in phase.launches}
-        assert told == {f"preflight.completed is FAIL: {cause}; see --keep-going"}
+    phases = (sick, Toy("baseline", count=2), Toy("nvtx"))
+    record, folder = run(tmp_path, *phases, observer=Ear())
     assert sum("later phases start nothing" in note for note in notes) == 1
-    assert record.verdict is Verdict.NO_GO
+    cut_after(folder, "phase_finished")
+    for part in (record, resume(folder, *phases)):  # a run that goes on remembers it
+        cause = by_id(part)["preflight.completed"].reason
+        for phase in part.phases[1:]:
+            assert not (folder / phase.name).exists(), "nothing was started"
+            assert {entry.result.status for entry in phase.launches} == {LaunchStatus.NOT_RUN}
+            told = {entry.result.cause for entry in phase.launches}
+            assert told == {f"preflight.completed is FAIL: {cause}; see --keep-going"}
+        assert part.verdict is Verdict.NO_GO
     notes.clear()
     run(tmp_path / "alone", sick, observer=Ear())
     assert not any("later phases" in note for note in notes), "there is none"
-
-
-def test_a_run_that_goes_on_remembers_the_wrong_machine(tmp_path: Path) -> None:
-    phases = (Toy("preflight", words=("--fault", "exit7"), guards=True), Toy("baseline"))
-    _, folder = run(tmp_path, *phases)
-    journal = folder / "events.jsonl"
-    lines = journal.read_text().splitlines(keepends=True)
-    first = next(n for n, line in enumerate(lines) if '"event":"phase_finished"' in line)
-    journal.write_text("".join(lines[: first + 1]))
-    record = resume(folder, *phases)
-    assert record.phases[1].launches[0].result.status is LaunchStatus.NOT_RUN
-    assert not (folder / "baseline").exists()
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
@@ -129,12 +113,13 @@ def test_a_guard_that_could_not_be_judged_holds_back_unless_asked_to_go_on(
 
 
 def test_a_guard_whose_other_rows_are_wrong_holds_nothing_back(tmp_path: Path) -> None:
-    """Only what the profile requires of it does."""
+    """Only what the profile requires of it does; and a row that a phase forgets cannot vanish."""
     phases = (Toy("preflight", forgets=True, guards=True), Toy("baseline"))
-    asked = toys_setup(tmp_path, *phases, phases="preflight,baseline")
+    asked = toys_setup(tmp_path, *phases)
     few = asked.profile.model_copy(update={"required": ("preflight.completed", "baseline.rate")})
     record = run_setup(dataclasses.replace(asked, profile=few), observer=Observer())
-    assert by_id(record)["preflight.rate"].outcome is Outcome.INCOMPLETE
+    forgotten = by_id(record)["preflight.rate"]
+    assert (forgotten.outcome, forgotten.code) == (Outcome.INCOMPLETE, Reason.HARNESS_ERROR)
     assert record.phases[1].outcome is Outcome.PASS
 
 
@@ -142,7 +127,9 @@ def test_a_guard_whose_other_rows_are_wrong_holds_nothing_back(tmp_path: Path) -
 def test_a_defect_of_the_runbook_is_incomplete_and_keeps_its_traceback(
     tmp_path: Path, where: str
 ) -> None:
-    record, folder = run(tmp_path, Toy("baseline", breaks=where), Toy("bucket_sweep"))
+    phases = (Toy("baseline", breaks=where), Toy("bucket_sweep"))
+    (record, folder), (_, other) = (run(tmp_path, *phases) for _ in range(2))
+    assert folder != other, "two runs never share one"
     assert record.verdict is Verdict.INCOMPLETE
     row = by_id(record)["baseline.completed"]
     assert (row.outcome, row.code) == (Outcome.INCOMPLETE, Reason.HARNESS_ERROR)
@@ -150,13 +137,6 @@ def test_a_defect_of_the_runbook_is_incomplete_and_keeps_its_traceback(
     assert "Traceback" in (folder / row.evidence[0]).read_text()
     assert len(record.phases[0].launches) == (1 if where == "judge" else 0)
     assert record.phases[1].outcome is Outcome.PASS
-
-
-def test_a_row_that_a_phase_forgets_cannot_vanish(tmp_path: Path) -> None:
-    record, _ = run(tmp_path, Toy("baseline", forgets=True))
-    row = by_id(record)["baseline.rate"]
-    assert (row.outcome, row.code) == (Outcome.INCOMPLETE, Reason.HARNESS_ERROR)
-    assert record.verdict is Verdict.INCOMPLETE
 
 
 def test_a_schedule_ends_early_when_its_phase_has_seen_enough(tmp_path: Path) -> None:
@@ -169,11 +149,6 @@ def test_a_schedule_ends_early_when_its_phase_has_seen_enough(tmp_path: Path) ->
     lines = (folder / "baseline/run1/training.csv").read_text().splitlines()
     assert len(lines) < 100
     assert record.verdict is Verdict.GO
-
-
-def test_two_runs_never_share_a_folder(tmp_path: Path) -> None:
-    folders = {run(tmp_path, Toy("baseline", breaks="plan"))[1] for _ in range(3)}
-    assert len(folders) == 3
 
 
 @pytest.mark.executes("runbook schema")
@@ -257,29 +232,18 @@ def test_a_refused_event_leaves_no_half_line(tmp_path: Path) -> None:
     assert [(event["seq"], event["event"]) for event in events] == [(1, "one"), (2, "three")]
 
 
-def test_a_full_disk_is_a_reason_and_never_go(tmp_path: Path) -> None:
-    phases = (Toy("baseline"), Toy("bucket_sweep"))
-    run(tmp_path, *phases, observer=(scale := Scale(tmp_path)))
-    with largest_file(scale.sizes[0] + 200):
-        record, folder = run(tmp_path, *phases)
-    assert record.verdict is Verdict.INCOMPLETE
-    assert "cannot be written" in record.reasons[0]
-    # The first phase was written before, and is still there, whole.
-    kept = RunRecord.model_validate_json((folder / "run.json").read_text())
-    assert kept.phases[0].outcome == "PASS"
-    assert not [*folder.glob("*.tmp"), *folder.glob(".*.tmp")]
-
-
-def test_screen_exit_code_and_record_agree_where_the_record_was_refused(tmp_path: Path) -> None:
+def test_on_a_full_disk_screen_exit_code_and_record_agree_and_never_go(tmp_path: Path) -> None:
     """A NO-GO that no file holds is none; under --quiet it is said, too."""
-    failing = Toy("baseline", words=("--fault", "exit7"))
-    scale = Scale(tmp_path / "whole")
-    run(tmp_path / "whole", failing, observer=scale)
-    for limit, verdict in ((-500, Verdict.INCOMPLETE), (500, Verdict.NO_GO)):
-        with largest_file(scale.sizes[0] + limit):
-            told, folder = run(tmp_path / f"limited{limit}", failing)
-        kept = RunRecord.model_validate_json((folder / "run.json").read_text())
+    phases = (Toy("baseline"), Toy("nvtx", words=("--fault", "exit7")))
+    run(tmp_path / "whole", *phases, observer=(scale := Scale(tmp_path / "whole")))
+    first, last = scale.sizes
+    for limit, verdict in ((first + 200, Verdict.INCOMPLETE), (last + 500, Verdict.NO_GO)):
+        with largest_file(limit):
+            told, folder = run(tmp_path / f"limited{limit}", *phases)
+        kept = load_record(folder)
         assert told.verdict is kept.verdict is verdict
+        assert kept.phases[0].outcome is Outcome.PASS, "it was written before, and is whole"
+        assert not [*folder.glob("*.tmp"), *folder.glob(".*.tmp")]
         for quiet in (False, True):
             out, err = io.StringIO(), io.StringIO()
             print_summary(Console(stdout=out, stderr=err, quiet=quiet), told, folder)

@@ -20,7 +20,6 @@ from runbook.engine.plan.prepare import needs_of, prepare
 from runbook.engine.run import run_setup
 from runbook.errors import UsageError
 from runbook.launch.observer import Observer
-from runbook.records import RunRecord
 from tests.cli.shell import inside
 from tests.data.hub import serve, write_shards
 from tests.engine.toys import Toy, profile
@@ -28,24 +27,14 @@ from tests.engine.toys import Toy, profile
 EXPORTED = {"NSA_OPT_FUSED": "1", "NCCL_NET_GDR_LEVEL": "2", "NSA_DDP_BUCKET_MB": "0.25"}
 
 
-def kept(tmp_path: Path) -> tuple[RunRecord, Setup]:
-    """A finished run of a toy under a shell's variables."""
-    setup = prepare(RunOptions(profile="cpu", phases="baseline", out=tmp_path, from_shell=EXPORTED,
-                               settings=("train.seed=3",)))  # fmt: skip
-    toy = (Toy("baseline"),)
-    required = profile(toy).required
-    setup = replace(
-        setup, phases=toy, planned=(),
-        profile=setup.profile.model_copy(update={"required": required}),
-    )  # fmt: skip
-    record = run_setup(setup, observer=Observer())
-    return record, setup
-
-
 def test_record_report_and_rerun_keep_them_with_their_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record, setup = kept(tmp_path)
+    words = {"profile": "cpu", "phases": "baseline", "out": tmp_path, "from_shell": EXPORTED}
+    setup, toy = prepare(RunOptions(**words, settings=("train.seed=3",))), Toy("baseline")
+    own = setup.profile.model_copy(update={"required": profile((toy,)).required})
+    setup = replace(setup, phases=(toy,), planned=(), profile=own)
+    record = run_setup(setup, observer=Observer())
     assert record.settings == {**EXPORTED, "train.seed": "3"}
     assert {record.sources[name] for name in EXPORTED} == {"shell"}
     assert record.sources["train.seed"] == "--set"
@@ -61,10 +50,13 @@ def test_record_report_and_rerun_keep_them_with_their_source(
     assert (again.given, again.settings.sources) == (record.settings, record.given_by)
 
     monkeypatch.setenv("NSA_OPT_FUSED", "0")
+    monkeypatch.setenv("NSA_ACCUM", "2")
     main(["run", "--resume", str(tmp_path / record.run_id)])
     said = capsys.readouterr().err
-    assert "this run keeps the variables that it began with: NSA_OPT_FUSED=0 here, 1 in" in said
+    assert "this run keeps the variables that it began with: NSA_" in said
+    assert "NSA_OPT_FUSED=0 here, 1 in the run" in said
     assert "NCCL_NET_GDR_LEVEL is not set here, 2 in the run" in said
+    assert "NSA_ACCUM=2 here, not given to the run" in said and "seed" not in said
 
 
 def test_another_config_is_another_configuration(tmp_path: Path) -> None:
@@ -80,55 +72,32 @@ def test_another_config_is_another_configuration(tmp_path: Path) -> None:
 SETTINGS = ("NSA_DDP_COMPRESS=off", "train.lr=1e-3", "train.seed=7")
 
 
-def own_profile(folder: Path) -> Path:
-    path = folder / "our machine.yaml"
-    path.write_text("extends: cpu\nname: ours\n", encoding="utf-8")
-    return path
-
-
-def plan_of(line: str, folder: Path) -> dict[str, Any]:
-    """What the line would run, asked in a folder of its own: the launches, word for word."""
-    words = shlex.split(line)
-    assert words[:2] == ["runbook", "run"]
-    done = inside(*words[1:], "--dry-run", "--json", cwd=folder)
-    assert done.code == 0, done.err
-    return {phase["name"]: phase["launches"] for phase in json.loads(done.out)["phases"]}
-
-
-def asked(tmp_path: Path, **changes: Any) -> RunOptions:
-    return RunOptions(phases="bucket_sweep", profile="cpu", out=tmp_path / "runs", **changes)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
         {"settings": SETTINGS, "gpu_hour_price": 2.5},
         {"protocol": "launches", "steps_scale": 0.5, "aa": True, "seed": 3},
+        {"profile": "./our machine.yaml", "settings": SETTINGS[:1]},
     ],
-    ids=["settings", "protocol"],
+    ids=["settings", "protocol", "own"],
 )
-def test_the_line_plans_the_same_launches(changes: dict[str, Any], tmp_path: Path) -> None:
-    options = asked(tmp_path, **changes)
-    setup = prepare(options)
-    wanted = [launch.model_dump(mode="json") for launch in setup.phases[0].plan(setup.context({}))]
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    line = setup.context({}).rerun("bucket_sweep")
-    got = plan_of(line, elsewhere)["bucket_sweep"]
-    assert [{key: one[key] for key in wanted[0]} for one in got] == wanted
-    assert f"--out {options.out}" in line
-
-
-def test_a_profile_of_ones_own_is_named_by_its_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_line_plans_the_same_launches(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = own_profile(tmp_path)
+    """Word for word, in another folder; a profile of one's own is named by its file."""
     monkeypatch.chdir(tmp_path)
-    options = replace(asked(tmp_path), profile=f"./{path.name}", settings=SETTINGS[:1])
-    line = prepare(options).context({}).rerun("baseline")
-    monkeypatch.chdir("/")
-    assert shlex.quote(str(path)) in line
-    assert "baseline" in plan_of(line, Path("/"))
+    path = tmp_path / "our machine.yaml"
+    path.write_text("extends: cpu\nname: ours\n", encoding="utf-8")
+    words = {"phases": "bucket_sweep", "profile": "cpu", "out": tmp_path / "runs"}
+    setup = prepare(RunOptions(**words | changes))
+    wanted = [launch.model_dump(mode="json") for launch in setup.phases[0].plan(setup.context({}))]
+    line = setup.context({}).rerun("bucket_sweep")
+    assert line.startswith("runbook run ") and f"--out {tmp_path / 'runs'}" in line
+    assert (shlex.quote(str(path)) in line) is ("profile" in changes)
+    done = inside(*shlex.split(line)[1:], "--dry-run", "--json", cwd=Path("/"))
+    assert done.code == 0, done.err
+    (got,) = (phase["launches"] for phase in json.loads(done.out)["phases"])
+    assert [{key: one[key] for key in wanted[0]} for one in got] == wanted
 
 
 # Nobody listens there.

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,15 @@ from runbook.engine.plan.progress import pace_of_the_go
 from runbook.engine.scope import caveats_of
 from runbook.engine.starting import _added
 from runbook.errors import UsageError
-from runbook.folder.manifest import write_manifest
+from runbook.folder.manifest import load_record, write_manifest
 from runbook.machine.identity import identity
-from runbook.records import LaunchEntry, LaunchResult, LaunchStatus, RunRecord
+from runbook.records import LaunchEntry, LaunchResult, LaunchStatus
 from tests import executed
 from tests.cli.shell import environment, inside, runbook
 from tests.engine.test_doubt import phase, record
+from tests.engine.test_interrupt_and_resume import wait_for
 from tests.factory.records import launch
+from tests.factory.tables import table
 from tests.shared import once
 
 PROFILE = """\
@@ -98,29 +99,18 @@ def test_production_may_start_behind_a_go_by_whose_rate_time_and_cost_are_told(
 def test_what_a_go_prints_for_production_starts_it(go: tuple[Path, str]) -> None:
     """Typed as its page has it, and interrupted as soon as something is started."""
     folder, run = go
-    text = (folder / "runs" / run / "run.json").read_text(encoding="utf-8")
-    line = permit_of(RunRecord.model_validate_json(text)).command
+    line = permit_of(load_record(folder / "runs" / run)).command
     assert line.startswith("runbook launch --profile ")
-    words = shlex.split(line)[1:]
     with subprocess.Popen(
-        [sys.executable, "-P", "-m", "runbook", *words], cwd=folder, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=environment(),
+        [sys.executable, "-P", "-m", *shlex.split(line)], cwd=folder, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(),
     ) as harness:  # fmt: skip
-        until = time.monotonic() + 200
-        while not any(
-            "launch_started" in events.read_text(encoding="utf-8")
-            for events in folder.glob("runs/*/events.jsonl")
-            if events.parent.name != run
-        ):
-            assert harness.poll() is None and time.monotonic() < until
-            time.sleep(0.05)
+        begun = wait_for(folder, "runs/*/preflight/*/launch.json").parents[2]
         harness.send_signal(signal.SIGINT)
         out, _ = harness.communicate(timeout=200)
     executed.note(line, harness.returncode)
     assert harness.returncode == 130, out
     assert re.search(r"production: 2 launches, about .*, at most 1 h 00 min", out), out
-    (begun,) = (p.parent for p in folder.glob("runs/*/run.json") if p.parent.name != run)
     shutil.rmtree(begun)  # the others look at the one run that was GO
 
 
@@ -132,7 +122,10 @@ def test_what_a_go_prints_for_production_starts_it(go: tuple[Path, str]) -> None
     ],
 )
 def test_another_configuration_is_no_ground(go: tuple[Path, str], word: str, told: str) -> None:
-    here = found(go, word)
+    """But for how long it trains and what it writes."""
+    free = ("NSA_TB_DISABLE=0", "train.save_every=3", "train.steps=77")
+    assert found(go, *free).run_id == go[1]
+    here = found(go, word, *free)
     assert (here.run_id, here.left_out[go[1]]) == ("", told)
     told = "production needs a GO of this configuration on this machine"
     assert told in asked(go, settings=(word,)).refused
@@ -160,10 +153,6 @@ def test_what_the_phase_behind_it_changes_itself_counts_too(
     assert ("data.tokenizer byte then, gpt2 now" in refused) is bool(refused) is (log_every is None)
 
 
-def test_how_long_and_what_is_written_may_differ(go: tuple[Path, str]) -> None:
-    assert found(go, "NSA_TB_DISABLE=0", "train.save_every=3", "train.steps=77").run_id == go[1]
-
-
 def test_another_machine_or_code_is_no_ground(
     go: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,12 +167,31 @@ def edited(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps(document, indent=2) + "\n")
 
 
+def rewritten(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """A change of run.json, with the manifest made anew."""
+
+    def rewrite(run: Path) -> None:
+        edited(run / "run.json", change)
+        write_manifest(run)
+
+    return rewrite
+
+
 def forged(run: Path) -> None:
-    """Another number in record and journal, with the manifest made anew."""
+    """Another number in record and journal."""
     for name in ("run.json", "events.jsonl"):
         path = run / name
         path.write_text(path.read_text().replace("highest 5.", "highest 4."))
     write_manifest(run)
+
+
+def with_other_limits(document: dict[str, Any], **devices: object) -> None:
+    document["profile_document"]["limits"]["drift"]["value"] = 99.0
+    document["profile_document"]["hardware"].update(devices)
+
+
+def on_gpus(document: dict[str, Any]) -> None:
+    with_other_limits(document, device="cuda", gpus=2, gpu_name="A100")
 
 
 @pytest.mark.parametrize(
@@ -191,44 +199,19 @@ def forged(run: Path) -> None:
     [
         (lambda run: (run / "report.md").unlink(), "report.md: missing"),
         (forged, "baseline.loss_finite"),
+        (rewritten(with_other_limits), "^limits.drift.value 99.0 then, "),
+        (rewritten(lambda run: run["options"].update(steps_scale=0.1)), "^--steps-scale 0.1 then"),
+        # Said before all that follows from it.
+        (rewritten(on_gpus), "^it is of other devices: 2 x A100 then, CPUs now"),
     ],
 )
-def test_a_go_is_verified_before_anything_stands_on_it(
+def test_a_go_that_was_edited_or_is_of_less_or_of_something_else_is_no_ground(
     go: tuple[Path, str], tmp_path: Path, change: Callable[[Path], object], told: str
 ) -> None:
-    shutil.copytree(go[0] / "runs", tmp_path / "runs", symlinks=True)
-    run = tmp_path / "runs" / go[1]
-    change(run)
-    here = found(go, out=tmp_path / "runs")
-    assert not here.run_id and told in here.left_out[go[1]]
-
-
-def with_other_limits(document: dict[str, Any]) -> None:
-    document["profile_document"]["limits"]["drift"]["value"] = 99.0
-
-
-def on_gpus(document: dict[str, Any]) -> None:
-    with_other_limits(document)
-    devices = {"device": "cuda", "gpus": 2, "gpu_name": "A100"}
-    document["profile_document"]["hardware"].update(devices)
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (with_other_limits, "limits.drift.value 99.0 then, "),
-        (lambda run: run["options"].update(steps_scale=0.1), "--steps-scale 0.1 then, 1 now"),
-        # Said before all that follows from it.
-        (on_gpus, "it is of other devices: 2 x A100 then, CPUs now"),
-    ],
-)
-def test_a_go_of_less_or_of_something_else_is_no_ground(
-    go: tuple[Path, str], tmp_path: Path, change: Callable[[dict[str, Any]], object], told: str
-) -> None:
     shutil.copytree(go[0] / "runs", tmp_path, symlinks=True, dirs_exist_ok=True)
-    edited(tmp_path / go[1] / "run.json", change)
-    write_manifest(tmp_path / go[1])
-    assert found(go, out=tmp_path).left_out[go[1]].startswith(told)
+    change(tmp_path / go[1])
+    here = found(go, out=tmp_path)
+    assert not here.run_id and re.search(told, here.left_out[go[1]])
 
 
 def newer_no_go(go: tuple[Path, str], out: Path) -> str:
@@ -236,8 +219,7 @@ def newer_no_go(go: tuple[Path, str], out: Path) -> str:
     shutil.copytree(go[0] / "runs", out, symlinks=True)
     shutil.copytree(go[0] / "runs" / go[1], out / name)
     told = {"run_id": name, "verdict": "NO-GO", "reasons": ["baseline.completed is FAIL"]}
-    edited(out / name / "run.json", lambda document: document.update(told))
-    write_manifest(out / name)
+    rewritten(lambda document: document.update(told))(out / name)
     return name
 
 
@@ -281,23 +263,15 @@ def test_a_launch_that_goes_on_looks_at_its_go_again(go: tuple[Path, str], tmp_p
         require_standing(setup, tmp_path, {"smoke"})
 
 
-@pytest.mark.parametrize(
-    ("behind", "said"),
-    [
-        ("", "STARTED WITHOUT A GO (of this configuration on this machine)"),
-        ("RUN: GO for 2 of 76 checks", "BEHIND RUN, which was GO for 2 of 76 checks"),
-        ("RUN: GO", ""),
-    ],
-)
-def test_the_first_line_tells_what_production_stands_on(behind: str, said: str) -> None:
+@table(__file__, "stands_on")
+def test_the_first_line_tells_what_production_stands_on(behind: str, said: list[str]) -> None:
     plan = load_plan("production", has_gpu=False)
     profile = with_plan(load_profile("cpu"), plan, shipped=True, go=behind)
     told = record("cpu", profile_document=profile.model_dump(mode="json"))
     done = LaunchEntry(launch=launch(), result=LaunchResult(status=LaunchStatus.COMPLETED))
-    ran = phase().model_copy(
-        update={"name": "production", "started_at": "now", "launches": (done,)}
-    )
-    assert [text for text in caveats_of(told, [ran]) if text] == ([said] if said else [])
+    started = {"name": "production", "started_at": "now", "launches": (done,)}
+    ran = phase().model_copy(update=started)
+    assert [text for text in caveats_of(told, [ran]) if text] == said
     assert caveats_of(told, [phase()]) == (), "no phase ran that needs one"
 
 
@@ -310,19 +284,15 @@ def test_a_launch_without_a_go_is_not_extended_to_production(tmp_path: Path) -> 
     assert _added("smoke,extended", setup, told) == ["extended"]
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        # As the lines to export, which stand above the command that launches, have a shell say it.
-        ({"NSA_DDP_BUCKET_MB": "0.5"}, []),
-        ({"NSA_DDP_BUCKET_MB": "1"}, ["NSA_DDP_BUCKET_MB 0.5 then, 1 now"]),
-    ],
-)
-def test_what_the_go_chose_may_be_given(given: dict[str, str], told: list[str]) -> None:
+def test_what_the_go_chose_may_be_given() -> None:
     swept = phase().model_copy(update={"choices": {"NSA_DDP_BUCKET_MB": "0.5"}})
     exports = {"NSA_DDP_BUCKET_MB": "0.5", "NSA_PREFILL_BATCHED": "1"}
     told_then = {"environment": identity(), "exports": exports, "phases": (swept,)}
     before = record().model_copy(update=told_then)
-    variables = {"NSA_DDP_BUCKET_MB": "25", "NSA_PREFILL_BATCHED": "1"} | given
-    wanted = earlier.Wanted(config={}, variables=variables, given=frozenset(given))
-    assert earlier.compared(Path(), before, [wanted], []) == (told, set())
+    # As the lines to export, which stand above the command that launches, have a shell say it.
+    for given, told in (("0.5", []), ("1", ["NSA_DDP_BUCKET_MB 0.5 then, 1 now"])):
+        variables = {"NSA_DDP_BUCKET_MB": given, "NSA_PREFILL_BATCHED": "1"}
+        wanted = earlier.Wanted(
+            config={}, variables=variables, given=frozenset({"NSA_DDP_BUCKET_MB"})
+        )
+        assert earlier.compared(Path(), before, [wanted], []) == (told, set())

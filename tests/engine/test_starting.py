@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -36,26 +37,25 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
-from runbook.records.own_trainer import LogMap, OwnTrainer
 from tests.cli.shell import runbook
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import digests, tokens
 from tests.engine.toys import Toy, resume, run
-from tests.factory import records
 from tests.factory.files import record, write_beats
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch
 from tests.shared import crowded
 
+NAN = LaunchStatus.NON_FINITE
+CRASHED = LaunchStatus.CRASHED
 
-def setup(out: Path, *phases: Toy, stops: bool = True, keep_going: bool = False) -> Setup:
+
+def setup(out: Path, *phases: Toy, **changed: Any) -> Setup:
+    """A plan of these phases, which stops at the first NO-GO."""
+    asked = toys.setup(out, *phases, **changed)
     names = tuple(phase.name for phase in phases)
-    note = PlanNote(name="toy", shipped=False, stops=stops, phases=names)
-    asked = toys.setup(out, *phases, phases=",".join(names), keep_going=keep_going)
+    note = PlanNote(name="toy", shipped=False, stops=True, phases=names)
     return replace(asked, profile=asked.profile.model_copy(update={"plan": note}))
-
-
-def broken() -> Toy:
-    return Toy("bucket_sweep", words=("--fault", "exit7"))
 
 
 def three(second: Toy) -> tuple[Toy, ...]:
@@ -68,22 +68,19 @@ def started(record: RunRecord, phase: str) -> int:
 
 
 @pytest.mark.parametrize("keep_going", [False, True])
-def test_the_first_no_go_stops_the_plan(tmp_path: Path, keep_going: bool) -> None:
-    asked = setup(tmp_path, *three(broken()), keep_going=keep_going)
+def test_the_first_no_go_stops_the_plan_and_a_finding_ends_it(
+    tmp_path: Path, keep_going: bool
+) -> None:
+    ill = Toy("bucket_sweep", words=("--fault", "nan"))
+    asked = setup(tmp_path, *three(ill), keep_going=keep_going)
     record = run_setup(asked, observer=Observer())
     assert record.verdict is Verdict.NO_GO
     assert (started(record, "baseline"), started(record, "long_run")) == (1, 0)
-    left = next(one for one in record.phases if one.name == "long_run").launches[0].result
-    assert left.follows == "bucket_sweep.completed"
+    _, found, left = (phase.launches[0].result for phase in record.phases)
+    assert (found.status, left.follows) == (NAN, "bucket_sweep.completed")
     assert "--keep-going" not in left.cause
-
-
-def test_a_leg_does_not_start_from_one_that_did_not_finish() -> None:
-    second = fake_launch(name="leg2").model_copy(update={"resumes": "leg1", "after": 5})
-    for status, starts in ((LaunchStatus.COMPLETED, True), (LaunchStatus.TIMED_OUT, False)):
-        found = known_end(second, [ended(status, "", name="leg1")])
-        assert (found is None) is starts
-    assert found is not None and "goes on from leg1" in found.cause
+    with pytest.raises(UsageError, match="is finished: NO-GO"):
+        resume_run(tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: asked)
 
 
 class _Legs(Toy):
@@ -116,15 +113,6 @@ def test_a_plan_goes_on_after_a_crash_with_what_had_not_finished(tmp_path: Path)
     assert started(again, "long_run") == 1, "and the plan goes on behind it"
     with pytest.raises(UsageError, match="is finished: GO"):
         resume_run(run, observer=Observer(), make_setup=make)
-
-
-def test_a_plan_that_ended_with_a_finding_does_not_go_on(tmp_path: Path) -> None:
-    asked = setup(tmp_path, *three(Toy("bucket_sweep", words=("--fault", "nan"))))
-    record = run_setup(asked, observer=Observer())
-    ends = [one.result.status for one in record.phases[1].launches]
-    assert ends == [LaunchStatus.NON_FINITE]
-    with pytest.raises(UsageError, match="is finished: NO-GO"):
-        resume_run(tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: asked)
 
 
 def test_a_launch_that_needed_a_second_attempt_is_in_the_first_line_and_in_junit(
@@ -168,75 +156,38 @@ def ended(
     return LaunchEntry(launch=fake_launch(*words, name=name), result=result)
 
 
-NAN = LaunchStatus.NON_FINITE
+def killed(rank: int) -> LaunchEntry:
+    return ended(CRASHED, f"rank {rank} was ended by SIGSEGV", signal="SIGSEGV")
 
 
 @pytest.mark.parametrize(
-    "entries",
+    ("entries", "cause"),
     [
-        [ended(NAN, "NaN at step 3", "--dt", "9")],
-        [ended(LaunchStatus.CRASHED, "rank 0 was ended by SIGSEGV", signal="SIGSEGV")],
-        [ended(LaunchStatus.HUNG, "x")],
-        [ended(LaunchStatus.TIMED_OUT, "x"), ended(LaunchStatus.TIMED_OUT, "x")],
-        [ended(LaunchStatus.CONFIG_ERROR, "x", "--dt", "9")],
+        ([ended(NAN, "NaN at step 3", "--dt", "9")], ""),
+        ([killed(0)], ""),
+        ([killed(0), killed(1)], "a rank was ended by SIGSEGV"),
+        ([ended(LaunchStatus.HUNG, "x")], ""),
+        ([ended(LaunchStatus.TIMED_OUT, "x"), ended(LaunchStatus.TIMED_OUT, "x")], ""),
+        ([ended(LaunchStatus.CONFIG_ERROR, "x", "--dt", "9")], ""),
+        ([ended(LaunchStatus.COMPLETED, "", name="leg1")], ""),
+        ([ended(LaunchStatus.TIMED_OUT, "", name="leg1")], "goes on from leg1"),
     ],
 )
-def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry]) -> None:
-    assert known_end(fake_launch(), entries) is None
+def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry], cause: str) -> None:
+    again = fake_launch(name="leg2").model_copy(update={"resumes": "leg1", "after": 5})
+    found = known_end(again if entries[0].launch.name == "leg1" else fake_launch(), entries)
+    assert found is None if not cause else found is not None and cause in found.cause
 
 
-@pytest.mark.parametrize(("ranks", "starts"), [(2, False), (1, True)])
-def test_a_trainer_of_ones_own_that_failed_is_not_started_for_other_steps(
-    ranks: int, starts: bool
-) -> None:
-    own = OwnTrainer(
-        name="t", command="t {steps} {ranks}", tokens_per_rank=1, source="test",
-        log=LogMap(columns={"loss": "loss"}),
-    )  # fmt: skip
-    first, second = (
-        records.launch(
-            *own.argv(ranks=nproc, steps=steps), phase=phase, kind="own", own=own, nproc=nproc
-        )
-        for phase, nproc, steps in (("baseline", 2, 60), ("long_run", ranks, 300))
-    )
-    result = LaunchResult(status=LaunchStatus.CRASHED, cause="exit code 3: ValueError")
-    found = known_end(second, [LaunchEntry(launch=first, result=result)])
-    assert (found is None) is starts
-    changed = own.model_copy(update={"command": "u {steps} {ranks}"})
-    other = second.model_copy(update={"own": changed})
-    assert known_end(other, [LaunchEntry(launch=first, result=result)]) is None
-    assert found is None or found.follows == first.id
-
-
-def test_a_signal_may_be_an_accident_once_whichever_rank_it_hit() -> None:
-    entries = [
-        ended(LaunchStatus.CRASHED, f"rank {n} was ended by SIGSEGV", signal="SIGSEGV")
-        for n in (0, 1)
-    ]
-    found = known_end(fake_launch(name="three"), entries)
-    assert found is not None and "a rank was ended by SIGSEGV" in found.cause
-
-
-def entry(seconds: float, *, steps: int = 5, ok: bool = True) -> LaunchEntry:
-    status = LaunchStatus.COMPLETED if ok else LaunchStatus.HUNG
-    result = LaunchResult(status=status, duration_s=seconds)
-    return LaunchEntry(launch=fake_launch(name="run1", steps=steps), result=result)
-
-
-@pytest.mark.parametrize(
-    ("entries", "typical_s", "starts"),
-    [
-        ([], None, True),  # nothing is known: it is tried
-        ([entry(50), entry(200)], None, False),  # the longest counts
-        ([entry(200, ok=False)], None, True),  # a hang says nothing about a healthy launch
-        ([entry(200, steps=50)], None, True),  # nor does a launch of other length
-        ([], 200.0, False),
-        ([entry(50)], 200.0, True),  # what was seen here outranks the profile's guess
-    ],
-)
+@table(__file__, "time_left")
 def test_a_launch_that_would_be_cut_off_is_left_to_the_next_part(
-    entries: list[LaunchEntry], typical_s: float | None, starts: bool
+    before: list[tuple[float, int, bool]], typical_s: float | None, starts: bool
 ) -> None:
+    entries = []
+    for seconds, steps, ok in before:
+        status = LaunchStatus.COMPLETED if ok else LaunchStatus.HUNG
+        result = LaunchResult(status=status, duration_s=seconds)
+        entries.append(LaunchEntry(launch=fake_launch(name="run1", steps=steps), result=result))
     part = Part(limit_s=100.0, started_any=True)
     assert part.has_time_for(fake_launch(name="run2", steps=5), entries, typical_s) is starts
 
@@ -246,7 +197,7 @@ def test_parts_of_one_run(tmp_path: Path) -> None:
     slow = Toy("baseline", count=2, words=("--dt", "0.3"), steps=8)
     last = Toy("bucket_sweep")
     first = run_setup(toys.setup(tmp_path, slow, last), observer=Observer(), until_s=5.0)
-    folder = next(tmp_path.glob("*/run.json")).parent
+    folder = tmp_path / first.run_id
     assert (first.verdict, first.interrupted) == (Verdict.INCOMPLETE, True)
     assert first.options["signal"] == TIME_LIMIT
     assert first.reasons[0] == f"interrupted by {TIME_LIMIT}"
@@ -258,9 +209,9 @@ def test_parts_of_one_run(tmp_path: Path) -> None:
             break
     assert record.verdict is Verdict.GO
     events, _ = read_events(folder / "events.jsonl")
-    begun = [e for e in events if e["event"] == "launch_started" and e["phase"] == "baseline"]
-    started = [event["launch"] for event in begun]
-    assert all(started.count(name) == 1 for name in done)
+    begun = [one for one in events if one["event"] == "launch_started"]
+    begun = [one["launch"] for one in begun if one["phase"] == "baseline"]
+    assert all(begun.count(name) == 1 for name in done)
     assert check_manifest(folder) == []
 
 
@@ -328,32 +279,24 @@ def written(folder: Path, text: str) -> Path:
     return folder
 
 
-def found(root: Path, number: int = 3) -> tuple[str, int]:
+def begun_at(root: Path, number: int = 3) -> str:
     begun = begin_at(root, leg(number))
-    assert begun is not None
-    return begun.path, begun.step
-
-
-def test_a_leg_begins_at_the_end_of_the_one_before_it(tmp_path: Path) -> None:
-    checkpoint(tmp_path, "leg1", 50)
-    checkpoint(tmp_path, "leg2", 100)
-    checkpoint(tmp_path, "leg3.unfinished1", 107)
-    assert found(tmp_path) == ("production/leg2/checkpoints/step_100", 100)
-    assert found(tmp_path, 2) == ("production/leg1/checkpoints/step_50", 50)
+    assert begun is not None and begun.path.endswith(f"/step_{begun.step}")
+    return begun.path.removeprefix("production/").replace("/checkpoints/step_", " ")
 
 
 def test_instead_of_a_damaged_one_the_newest_that_is_left(tmp_path: Path) -> None:
     checkpoint(tmp_path, "leg1", 50)
-    (checkpoint(tmp_path, "leg2", 100) / SHARD).write_text("weightz")
+    second = checkpoint(tmp_path, "leg2", 100)
     saved = checkpoint(tmp_path, "leg3.unfinished1", 107)
+    assert (begun_at(tmp_path, 2), begun_at(tmp_path)) == ("leg1 50", "leg2 100")
+    (second / SHARD).write_text("weightz")
+    assert begun_at(tmp_path) == "leg3.unfinished1 107"
+    refused = f"production/leg2/checkpoints/step_100: {SHARD} differs from its sha256"
     begun = begin_at(tmp_path, leg(3))
-    assert begun is not None and begun.step == 107
-    assert begun.path == "production/leg3.unfinished1/checkpoints/step_107"
-    assert begun.refused == (
-        f"production/leg2/checkpoints/step_100: {SHARD} differs from its sha256",
-    )
+    assert begun is not None and begun.refused == (refused,)
     (saved / SHARD).unlink()
-    assert found(tmp_path) == ("production/leg1/checkpoints/step_50", 50)
+    assert begun_at(tmp_path) == "leg1 50"
 
 
 def test_a_checkpoint_of_another_run_is_not_used(tmp_path: Path) -> None:
@@ -362,4 +305,4 @@ def test_a_checkpoint_of_another_run_is_not_used(tmp_path: Path) -> None:
     with pytest.raises(RunbookError, match="leg2/checkpoints/step_100: is not the checkpoint that"):
         begin_at(tmp_path, leg(3))
     checkpoint(tmp_path, "leg1", 50)
-    assert found(tmp_path) == ("production/leg1/checkpoints/step_50", 50)
+    assert begun_at(tmp_path) == "leg1 50"

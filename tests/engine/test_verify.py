@@ -74,7 +74,6 @@ SPOILED: list[tuple[str, Callable[[Path], object], str]] = [
     *((name, looped, f"{name}: missing") for name in ("events.jsonl", ROWS, "report.md")),
     ("run.json", flip(b'"n": 3', b'"n": 4'), "run.json: changed"),
     ("details.md", flip(b"25600", b"25601"), "details.md: line "),
-    ("junit.xml", flip(b"testcase", b"testcast"), "junit.xml: line "),
     ("baseline/run2/heartbeat_rank1.jsonl", flip(b"step_end", b"step_and"), "heartbeat_rank1"),
     ("MANIFEST.sha256", Path.unlink, "MANIFEST.sha256: missing"),
     ("MANIFEST.sha256", written(b"\xff\xfe none\n"), "MANIFEST.sha256 cannot be read"),
@@ -85,7 +84,6 @@ SPOILED: list[tuple[str, Callable[[Path], object], str]] = [
     (RESULT, written(b"[]"), "baseline: launch run1: result.json does not hold a JSON object"),
     ("more.csv", written(b"1\n"), "more.csv: not listed in MANIFEST"),
     ("gone", lambda path: path.symlink_to("nothing"), "gone: a symbolic link"),
-    ("all", lambda path: path.symlink_to("/tmp"), "all: a symbolic link"),
     ("baseline/none", Path.mkdir, "baseline/none: an empty folder"),
     ("pipe", os.mkfifo, "pipe: neither a file nor a folder"),
 ]
@@ -111,27 +109,22 @@ def test_a_file_without_an_end_is_named(
     assert any(name in text for text in verify(folder).differences)
 
 
-@pytest.mark.parametrize(
-    ("name", "edit", "sign"),
-    [
-        (ROWS, NUMBER, "baseline.rate: measurement.value: recorded 25600"),
-        (
-            "run.json",
-            flip(b'"n": 3', b'"n": 4'),
-            "run.json: phases differ from those in events.jsonl",
-        ),
-        ("report.md", flip(b"Verdict", b"Verdikt"), "report.md: line"),
-        ("more.csv", written(b"1\n"), "more.csv: not listed in run.json"),
-    ],
-)
+# The same where a manifest that fits was written, as whoever edits a file can do.
+REMADE: list[tuple[str, Callable[[Path], object], str]] = [
+    (ROWS, NUMBER, "baseline.rate: measurement.value: recorded 25600"),
+    ("run.json", flip(b'"n": 3', b'"n": 4'), "run.json: phases differ from those in events.jsonl"),
+    ("report.md", flip(b"Verdict", b"Verdikt"), "report.md: line"),
+    ("more.csv", written(b"1\n"), "more.csv: not listed in run.json"),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "sign"), REMADE)
 def test_a_forged_manifest_does_not_help(
     folder: Path, name: str, edit: Callable[[Path], object], sign: str
 ) -> None:
-    """Whoever edits a file can also write its new digest; the numbers still do not fit."""
     edit(folder / name)
     write_manifest(folder)
-    differences = verify(folder).differences
-    assert any(text.startswith(sign) for text in differences), differences
+    assert any(text.startswith(sign) for text in verify(folder).differences)
 
 
 def test_a_report_of_other_code_is_held_by_its_digest(

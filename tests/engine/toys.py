@@ -38,27 +38,16 @@ CUT = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 class Toy(Phase):
     """Launches `count` fake trainers; passes if all completed and the rate could be read."""
 
-    source = "a test"
-    question = "does it run?"
+    source, question = "a test", "does it run?"
+    count, steps, breaks, forgets = 1, 5, "", False
+    words: tuple[str, ...] = ()
+    schedule: ArmSchedule | None = None
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        count: int = 1,
-        words: tuple[str, ...] = (),
-        steps: int = 5,
-        reads: tuple[str, ...] = (),
-        breaks: str = "",
-        schedule: ArmSchedule | None = None,
-        forgets: bool = False,
-        guards: bool = False,
-    ) -> None:
+    def __init__(self, name: str, **told: Any) -> None:
         self.name, self.title = name, name.title()  # type: ignore[misc]
-        self.reads = reads  # type: ignore[misc]
-        self.guards = guards  # type: ignore[misc]
-        self.count, self.words, self.steps, self.breaks = count, words, steps, breaks
-        self.schedule, self.forgets = schedule, forgets
+        for attribute, value in told.items():
+            assert hasattr(self, attribute), attribute
+            setattr(self, attribute, value)
 
     def plan(self, context: PlanContext) -> list[Launch]:
         if self.breaks == "plan":
@@ -84,21 +73,15 @@ class Toy(Phase):
             outcome, code = Outcome.INCOMPLETE, Reason.INTERRUPTED
         done = {"reason": bad[0].result.cause, "remedy": "mend it"} if bad else {}
         checks = [check(f"{self.name}.completed", outcome, code, **done)]
-        rates = [
-            last_window(e.training, n=min(3, self.steps))
-            for e in evidence.launches.values()
-            if e.training is not None and len(e.training.frame) >= 3
-        ]
+        logs = {name: one.training for name, one in evidence.launches.items() if one.training}
+        logs = {name: log for name, log in logs.items() if len(log.frame) >= 3}
+        rates = [last_window(log, n=min(3, self.steps)) for log in logs.values()]
         if not self.forgets:
             held = {"limit": context.profile.limits["throughput"].value, "limit_source": "a test"}
             rate = {"measurement": rates[0], **held} if rates else {}
             missing = (Outcome.INCOMPLETE, Reason.MISSING_ARTIFACT)
             checks.append(check(f"{self.name}.rate", *(() if rates else missing), **rate))
-        rows = tuple(
-            (e.launch.name, float(effective(e.training).value))
-            for e in evidence.launches.values()
-            if e.training is not None and len(e.training.frame) >= 3
-        )
+        rows = tuple((name, float(effective(log).value)) for name, log in logs.items())
         return Judgement(
             checks=checks,
             measurements=rates,
@@ -125,7 +108,8 @@ def profile(phases: tuple[Phase, ...]) -> Profile:
 
 def setup(out: Path, *phases: Phase, whole: tuple[Phase, ...] = (), **changed: Any) -> Setup:
     """A setup as `prepare` would give it; `whole` are those whose checks the profile requires."""
-    given = {"profile": "toy", "phases": "baseline", "retry": False} | changed
+    names = ",".join(phase.name for phase in phases)
+    given = {"profile": "toy", "phases": names, "retry": False} | changed
     options = RunOptions(out=out, command="toy", **given)
     required = profile(whole or phases)
     return Setup(options=options, profile=required, settings=Settings(), phases=phases)
@@ -140,9 +124,14 @@ def run(
 
 
 def resume(folder: Path, *phases: Phase, **how: Any) -> RunRecord:
-    """Go on with a run of these phases."""
-    how = {"observer": Observer(), "make_setup": lambda _: setup(folder.parent, *phases)} | how
-    return resume_run(folder, **how)
+    """Go on with a run for which these phases are required, with those that it was asked for."""
+
+    def make(record: RunRecord) -> Setup:
+        names = str(record.options["phases"]).split(",")
+        asked = (phase for phase in phases if phase.name in names)
+        return setup(folder.parent, *asked, whole=phases)
+
+    return resume_run(folder, **{"observer": Observer(), "make_setup": make} | how)
 
 
 def verify(folder: Path, *phases: Phase, fingerprint: str = "") -> Verification:

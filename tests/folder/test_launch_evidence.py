@@ -1,18 +1,23 @@
-"""A whole run directory as evidence: what is absent is None, what is damaged is named."""
+"""A run directory as evidence: what a rank said is kept, what is damaged or foreign is named."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runbook.folder.launch.documents import read_console, read_json_object
 from runbook.folder.launch.evidence import read_launch
+from runbook.folder.launch.lines import heartbeats_in, whole_number
+from runbook.folder.launch.rank_log import RankLines, read_heartbeats
 from runbook.folder.launch.shapes import (
     Each,
     Fields,
@@ -22,20 +27,17 @@ from runbook.folder.launch.shapes import (
     is_text,
     shaped,
 )
+from runbook.launch.watch import RankWatch
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records.evidence import RankLog
+from runbook.tools.inspect import RemarkCode
+from runbook.tools.inspect.folder import inspect_heartbeats
 from tests.factory import records
-from tests.factory.files import heartbeats, training
-from tests.tiers import few
+from tests.factory.files import beat, heartbeats, training
+from tests.factory.tables import table
+from tests.tiers import examples
 
 RESULT = LaunchResult(status=LaunchStatus.COMPLETED, exit_code=0, run_token="ab12")
-
-JUNIT = """<?xml version="1.0"?><testsuites><testsuite>
-<testcase classname="t" name="good" time="0.5"><properties><property name="ratio" value="2.0"/>
-</properties></testcase>
-<testcase classname="t" name="bad"><failure message="no">trace</failure></testcase>
-<testcase classname="t" name="broken"><failure>x</failure><error message="oh"/></testcase>
-<testcase classname="t" name="left"><skipped message="needs CUDA"/></testcase>
-</testsuite></testsuites>"""
 
 
 def launch() -> Launch:
@@ -72,31 +74,7 @@ def folder(tmp_path: Path) -> Path:
     (path / "training.csv").write_text(training(5))
     for rank in range(2):
         (path / f"heartbeat_rank{rank}.jsonl").write_text(heartbeats(5, rank=rank))
-    (path / "env.json").write_text(json.dumps({"world_size": 2}))
-    (path / "gates.csv").write_text("step,entropy,max_gate\n1,0.9,0.4\n")
-    (path / "console.log").write_text("hello\n[ddp] gradient compression enabled: bf16\n")
-    (path / "junit.xml").write_text(JUNIT)
     return path
-
-
-def test_everything_is_found(tmp_path: Path, folder: Path) -> None:
-    evidence = read_launch(tmp_path, launch(), RESULT)
-    assert evidence.problems == ()
-    assert evidence.training is not None and len(evidence.training.frame) == 5
-    assert evidence.training.path == "baseline/base/training.csv"
-    assert [rank.rank for rank in evidence.ranks] == [0, 1]
-    assert evidence.env == {"world_size": 2}
-    assert evidence.path("env") == "baseline/base/env.json"
-    assert evidence.gates is not None and evidence.gates["entropy"].tolist() == [0.9]
-    assert evidence.console_lines[1].endswith("bf16")
-    assert evidence.junit is not None
-    statuses = " ".join(case.status for case in evidence.junit.cases)
-    assert statuses == "passed failed error skipped"
-    assert evidence.junit.cases[0].properties == {"ratio": "2.0"}
-    assert evidence.junit.cases[1].message == "no"
-    assert not evidence.halted
-    (folder / ".HALT").touch()
-    assert read_launch(tmp_path, launch(), RESULT).halted
 
 
 DAMAGED = yaml.safe_load(Path(__file__).with_name("damaged.yaml").read_text("utf-8"))
@@ -114,31 +92,11 @@ def test_what_is_damaged_is_named_with_its_file_and_not_read(
     assert read.get(name) is None
 
 
-@pytest.mark.parametrize("name", ["env.json", "junit.xml", "gates.csv", "console.log"])
-def test_truncation_of_any_file_never_raises(tmp_path: Path, folder: Path, name: str) -> None:
-    data = (folder / name).read_bytes()
-    for length in few(range(len(data))):
-        (folder / name).write_bytes(data[:length])
-        evidence = read_launch(tmp_path, launch(), RESULT)
-        assert evidence.training is not None and len(evidence.training.frame) == 5
-
-
 SHAPE = Fields({"n": is_count, "deep": Fields({"t": is_text}), "each": Each(is_number),
                 "items": Items(is_text)})  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("bad", "kept", "says"),
-    [
-        ({"n": "1", "m": 2}, {"m": 2}, ["d.n has an unexpected value: '1'"]),
-        ({"deep": {"t": 1, "u": 2}}, {"deep": {"u": 2}}, ["d.deep.t has an unexpected value: '1'"]),
-        ({"each": {"a": 1, "b": "x"}}, {}, ["d.each.b has an unexpected value: 'x'"]),
-        ({"each": {"a": 1, "b": None}}, {}, ["d.each holds a null"]),
-        ({"items": ["x", 1]}, {}, ["d.items has an unexpected value: '1'"]),
-        ({"items": ["x", None]}, {}, ["d.items holds a null"]),
-        ({"n": "y" * 50}, {}, [f"d.n has an unexpected value: {'y' * 40!r}"]),
-    ],
-)
+@table(__file__, "shapes")
 def test_what_does_not_fit_is_left_out(
     bad: dict[str, Any], kept: dict[str, Any], says: list[str]
 ) -> None:
@@ -166,3 +124,138 @@ def test_of_a_long_console_the_first_and_the_last_4000_lines_are_kept(
     middle = [f"... {left_out} lines left out ..."] if left_out else []
     assert list(kept) == [*text[:4_000], *middle, *text[max(4_000, lines - 4_000) :]]
     assert sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def read(folder: Path, data: str | bytes, *, rank: int = 0) -> RankLog:
+    path = folder / f"heartbeat_rank{rank}.jsonl"
+    path.write_bytes(data.encode() if isinstance(data, str) else data)
+    return read_heartbeats(path, rank=rank, relative_to=folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (heartbeats(1) + heartbeats(1, token="ff00"), "2 launches"),
+        (heartbeats(1, rank=1), "other ranks"),
+        (heartbeats(2) + '{"event": "pro\n' + "\0\0\n" + beat("boot"), "2 unreadable lines"),
+        (beat("boot", pid=7) + beat("boot", pid=8), "2 processes in one file: 7, 8"),
+    ],
+)
+def test_what_does_not_belong_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    log = read(tmp_path, text)
+    assert log.damaged
+    assert any(problem in found for found in log.problems)
+
+
+@pytest.mark.parametrize("code", [None, True])
+def test_an_exit_that_cannot_say_its_code_is_a_crash_for_every_reader(
+    tmp_path: Path, code: object
+) -> None:
+    text = heartbeats(3).rsplit("\n", 2)[0] + "\n" + beat("exit", step=3, code=code, reason="odd")
+    log = read(tmp_path, text)
+    watch = RankWatch(tmp_path, "ab12", time.monotonic())
+    watch.update()
+    watch.close()
+    state = watch.ranks[0]
+    facts, _, findings = inspect_heartbeats(
+        tmp_path / "heartbeat_rank0.jsonl", rank=0, relative_to=tmp_path
+    )
+    assert (log.exit_code, log.exit_reason, log.last_step) == (1, "odd", 3)
+    assert (state.exit_code, state.exit_reason, state.step) == (1, "odd", 3)
+    assert (facts.exit_code, facts.last_event, facts.last_step) == (1, "exit", 3)
+    assert RemarkCode.FAILED_EXIT in {finding.code for finding in findings}
+
+
+@examples(300)
+@given(st.lists(st.one_of(st.binary(max_size=40), st.just(b'{"event":1}'), st.just(b"{}"))))
+def test_no_bytes_make_it_raise(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes]
+) -> None:
+    folder = tmp_path_factory.mktemp("noise")
+    log = read(folder, b"\n".join([*lines, beat("boot").encode()]))
+    assert log.events >= 1
+
+
+def test_what_was_said_of_a_step_stands_beside_its_end(tmp_path: Path) -> None:
+    """Said twice: the first counts. Said of no end: nowhere. Not said: no number."""
+    said = [(4, 1.0), (2, 2.0), (2, 3.0), (9, 4.0)]
+    text = "".join(beat("progress", step=step, loss=loss) for step, loss in said)
+    text += "".join(beat("step_end", step=step) for step in (1, 2, 4, 4, 12))
+    steps = read(tmp_path, text).steps
+    assert steps is not None
+    assert steps["step"].tolist() == [1, 2, 4, 4, 12]
+    assert list(map(str, steps["loss"].tolist())) == ["nan", "2.0", "1.0", "1.0", "nan"]
+    none = read(tmp_path, beat("step_end", step=1)).steps
+    assert none is not None and none["loss"].isna().all()
+
+
+KEPT = 4096
+
+
+def test_clocks_go_back_only_within_one_process(tmp_path: Path) -> None:
+    """Lines without a clock between them change nothing."""
+    lines = (
+        beat("step_end", mono=10.0, ts=100.0),
+        beat("step_end", mono=10.0, ts=100.0),
+        json.dumps({"event": "boot", "pid": 42, "ts": "noon"}) + "\n",
+        beat("step_end", mono=9.0, ts=107.5),
+        beat("step_end", mono=2.0, ts=104.0, pid=43),
+        beat("step_end", mono=17.0, ts=106.0, pid=43),
+    )
+    found = read(tmp_path, "".join(lines))
+    assert (found.clocks_back, found.silence_s) == (2, 7.5)
+    assert "the monotonic clock goes back at 1 places" in found.problems
+    assert (found.clock_s, found.last_ts, list(found.pids)) == (7.0, 106.0, [42, 43])
+
+
+def test_the_name_of_an_event_of_another_trainer(tmp_path: Path) -> None:
+    records = ({"msg": "hi", "token": 1, "rank": 0}, {"event": 5, "rank": 7}, {"rank": 0})
+    found = read(tmp_path, "".join(json.dumps(record) + "\n" for record in records))
+    assert (found.events, found.last_event, found.counts) == (1, "", {"hi": 1})
+    assert list(found.tokens) == ["1"]
+    assert found.problems[:2] == (
+        "heartbeats of other ranks in the file: [7]",
+        "2 unreadable lines were dropped",
+    )
+
+
+@table(__file__, "how_far")
+def test_how_far_it_went(tmp_path: Path, told: list[object], found: list[int | None]) -> None:
+    """An evaluation is no step of the training; its step stands all the same."""
+    text = [beat("boot"), *(beat("step_end", step=step) for step in told), beat("eval", step=9)]
+    said = read(tmp_path, "".join(text))
+    assert [said.first_step, said.last_step, said.steps_back] == found
+
+
+@table(__file__, "bits")
+def test_a_whole_number_fits_into_64_bits(value: object, found: int | None) -> None:
+    assert whole_number(value) == found
+
+
+def test_lines_that_only_look_like_records_are_dropped_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 64)
+    path = tmp_path / "heartbeat_rank0.jsonl"
+    outside = json.dumps({"event": "checkpoint", "path": "\udcff"}) + "\n"
+    path.write_text(beat("boot") + "{no json}\n[]\n\n" + outside + beat("step_end") + '{"event')
+    found = RankLines.read(path, rank=0)
+    assert (found.lines, found.dropped, found.torn_bytes) == (3, 2, len('{"event'))
+    assert found.kept["checkpoint"][0]["path"] == "\udcff"
+    read = " ".join(record["event"] for record in heartbeats_in(path))
+    assert read == "boot checkpoint step_end"
+    path.write_text(beat("boot")[:-1])
+    assert list(heartbeats_in(path)) == []
+
+
+# What of it is evidence
+
+
+@pytest.mark.parametrize("many", [KEPT, KEPT + 1])
+def test_of_rare_events_so_many_are_kept_and_the_last_one(tmp_path: Path, many: int) -> None:
+    told = [str(number) for number in range(1, many + 1)]
+    text = (beat("effect", toggle=name) + beat("arm_failed", arm=name) for name in told)
+    log = read(tmp_path, "".join(text))
+    assert [effect.toggle for effect in log.effects] == told[:KEPT]
+    assert [failure["arm"] for failure in log.arm_failures] == [*told[: KEPT - 1], told[-1]]
+    assert log.counts == {"effect": many, "arm_failed": many}

@@ -7,9 +7,11 @@ import json
 import math
 import tarfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from nsa.contract import CHECKPOINTS_DIR
 from tests.cli.shell import inside
@@ -29,6 +31,32 @@ _ASKED = {
 _NOTHING: tuple[object, ...] = ("", None, [], {})
 # What names one of many alike.
 _NAMES = ("id", "name", "path", "title")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frozen:
+    """One run. `commands` are typed in an empty folder; each ends with its code of `exits`.
+
+    `profile` is what is written there as `mine.yaml`, which extends `cpu`. `beside` names the entry
+    in whose folder it is made, after it. The first command is killed as soon as its run has the
+    file `killed_at`. `cluster`: Slurm runs meanwhile. In a command, `{run}` is the run that the
+    command before it made, `{plain}` a trainer that is not ours.
+    """
+
+    name: str
+    what: str
+    commands: tuple[str, ...]
+    exits: tuple[int, ...]
+    profile: dict[str, Any] = field(default_factory=dict)
+    beside: str = ""
+    killed_at: str = ""
+    cluster: bool = False
+
+
+FROZEN = tuple(
+    Frozen(**one)
+    for one in yaml.safe_load(Path(__file__).with_name("catalog.yaml").read_text("utf-8"))
+)
 
 
 @dataclass(frozen=True, kw_only=True)

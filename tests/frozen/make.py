@@ -23,7 +23,7 @@ import yaml
 from runbook.engine.verify import verify_run
 from tests.frozen import corpus
 from tests.frozen.accept import main as accept
-from tests.frozen.catalog import FROZEN, Frozen
+from tests.frozen.corpus import FROZEN, Frozen
 from tests.nodes.slurm import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,7 @@ import pytest
 
 from tests.cli.shell import runbook
 from tests.frozen import corpus
-from tests.frozen.catalog import FROZEN
-from tests.frozen.corpus import Said
+from tests.frozen.corpus import FROZEN, Said
 from tests.shared import once
 from tests.tiers import by_tier
 

@@ -14,19 +14,18 @@ import pytest
 
 import benchmarks.rehearsal as package
 from benchmarks.rehearsal.__main__ import BEGIN, END, main, should, stops
-from benchmarks.rehearsal.judged import Judged, judge
-from benchmarks.rehearsal.machine import HEALTHY, MACHINES, Machine
+from benchmarks.rehearsal.judged import judge
+from benchmarks.rehearsal.machine import HEALTHY, MACHINES
 from runbook.launch.local import LocalRun
+from tests.tiers import by_tier
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "benchmarks/results/rehearsal.md"
 BY_NAME = {machine.name: machine for machine in MACHINES}
 # Stopped before anything starts, so that each takes a second.
 QUICK = ("driver_too_old", "slow_memory")
-
-
-def told(result: Judged) -> str:
-    return f"{result.machine.name} is {result.verdict}: {dict(result.reasons)}"
+LATER = ("hot_gpu", "straggler", "leak_on_rank_1", "xid_48")
+NAMES = (*QUICK, *LATER, *(machine.name for machine in HEALTHY))
 
 
 def lines_of_the_page() -> dict[str, list[str]]:
@@ -36,36 +35,14 @@ def lines_of_the_page() -> dict[str, list[str]]:
     return {row[0].strip("`"): row for row in rows[2:]}
 
 
-def agrees(result: Judged) -> None:
-    """The page says of a machine what the command says of it."""
-    row = lines_of_the_page()[result.machine.name]
-    assert row[3] == should(result.machine)
-    assert row[4] == result.verdict
-    assert row[5] == stops(result)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("machine", HEALTHY, ids=lambda machine: machine.name)
-def test_a_healthy_machine_is_go(machine: Machine) -> None:
-    result = judge(machine)
-    assert result.as_expected and result.verdict == "GO", told(result)
-    assert not result.stopped_by and result.started >= 14
-    agrees(result)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_a_sick_machine_is_stopped_by_the_row_that_should(name: str) -> None:
-    result = judge(BY_NAME[name])
-    assert result.as_expected, told(result)
-    agrees(result)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["hot_gpu", "straggler", "leak_on_rank_1", "xid_48"])
-def test_a_machine_that_falls_ill_later_is_stopped_too(name: str) -> None:
-    result = judge(BY_NAME[name])
-    assert result.as_expected, told(result)
-    agrees(result)
+@pytest.mark.parametrize("name", by_tier(NAMES, QUICK.__contains__))
+def test_a_healthy_machine_is_go_and_a_sick_one_stopped_by_the_row_that_should(name: str) -> None:
+    """The page says of it what the command says of it."""
+    result, row = judge(BY_NAME[name]), lines_of_the_page()[name]
+    assert result.as_expected, (result.verdict, dict(result.reasons))
+    if result.machine in HEALTHY:
+        assert result.verdict == "GO" and not result.stopped_by and result.started >= 14
+    assert row[3:6] == [should(result.machine), result.verdict, stops(result)]
 
 
 def test_an_expectation_that_is_not_met_is_told_and_costs_the_exit_code(

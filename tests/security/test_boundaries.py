@@ -5,17 +5,19 @@ from __future__ import annotations
 import ast
 import json
 import os
-import stat
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from runbook.errors import UsageError
+from runbook.folder.facts import REDACTED
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.command import build_environment
 from runbook.launch.observer import Observer
@@ -29,6 +31,8 @@ from runbook.process.reaper import (
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
+from tests.cli.shell import environment
+from tests.factory.programs import git
 from tests.launch.helpers import At, fake_launch
 from tests.shared import once
 
@@ -36,23 +40,16 @@ ROOT = Path(__file__).parents[2]
 CANARY = "canary-31d0c5e7f2"
 # Where it ran, how it ended, how many processes it had, and on which addresses they listened.
 Crashed = tuple[Path, LaunchResult, int, set[str]]
-SECRETS = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "GITHUB_TOKEN", "DB_PASSWORD")
+SECRETS = ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "NCCL_AUTH_TOKEN", "DB_PASSWORD")
 
 
 def _listening(pids: list[int]) -> Iterator[str]:
     inodes = set()
-    for pid in pids:
-        for link in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = str(link.readlink())
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        if not Path(table).exists():
-            continue
-        for line in Path(table).read_text().splitlines()[1:]:
+    for link in (link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()):
+        with suppress(OSError):
+            inodes.add(str(link.readlink()).removeprefix("socket:[").rstrip("]"))
+    for table in Path("/proc/net").glob("tcp*"):
+        for line in table.read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 yield fields[1].partition(":")[0]
@@ -65,13 +62,9 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Crashed:
 
 
 def _crashed(root: Path) -> Crashed:
-    fault = FAULTS["exception"]
-    launch = drill_launch(fault, name="run").model_copy(
-        update={
-            "argv": tuple("60" if w == "6" else w for w in drill_launch(fault, name="run").argv),
-            "env": {"NSA_PREFILL_BATCHED": "1", "HF_TOKEN": CANARY},
-        }
-    )
+    launch = drill_launch(FAULTS["exception"], name="run")
+    argv = tuple("60" if word == "6" else word for word in launch.argv)
+    env = {"NSA_PREFILL_BATCHED": "1", "HF_TOKEN": CANARY}
     machine = {**os.environ, "OMP_NUM_THREADS": "1", **dict.fromkeys(SECRETS, CANARY)}
     machine |= {"LD_PRELOAD": "/nowhere.so", "PYTHONSTARTUP": "/nowhere.py", "NSA_LR": "9"}
     seen: list[int] = []
@@ -83,7 +76,7 @@ def _crashed(root: Path) -> Crashed:
         listening.update(_listening(seen))
 
     how = LaunchOptions(run_root=root, observer=At(4, look), retry=False, machine=machine)
-    result = run_launch(launch, how)
+    result = run_launch(launch.model_copy(update={"argv": argv, "env": env}), how)
     return root, result, len(seen), listening
 
 
@@ -109,11 +102,8 @@ def test_the_canary_is_in_no_byte_of_a_crashed_run(crashed: Crashed) -> None:
 
 @pytest.mark.e2e
 def test_artifacts_are_for_their_owner_only(crashed: Crashed) -> None:
-    root, *_ = crashed
-    folders = [path for path in root.rglob("*") if path.is_dir()]
-    assert folders
-    for folder in folders:
-        assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0, folder
+    folders = {path: path.stat().st_mode for path in crashed[0].rglob("*") if path.is_dir()}
+    assert folders and not [path for path, mode in folders.items() if mode & 0o077]
 
 
 def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
@@ -187,8 +177,7 @@ def test_only_our_token_is_ever_killed() -> None:
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
         return subprocess.Popen(command, env={**os.environ, TOKEN_VARIABLE: token})
 
-    ours, other = sleeper("aa" * 8), sleeper("bb" * 8)
-    try:
+    with sleeper("aa" * 8) as ours, sleeper("bb" * 8) as other:
         time.sleep(0.3)
         assert signal_owned(other.pid, "aa" * 8, 9) is False
         assert kill_all("aa" * 8) == []
@@ -198,7 +187,61 @@ def test_only_our_token_is_ever_killed() -> None:
         assert signal_owned(other.pid, "bb" * 8, 9) is True
         assert other.wait(5) == -9
         assert signal_owned(other.pid, "bb" * 8, 9) is False, "it is gone"
-    finally:
-        for process in (ours, other):
-            process.kill()
-            process.wait()
+
+
+IN_ENVIRONMENT = "canary-env-8d1f6b20"
+IN_DIFF = "canary-diff-55e0c7a9"
+
+
+def _checkout(folder: Path) -> Path:
+    """A copy of the packages as a checkout of its own, with secrets in what is not committed."""
+    unwanted = shutil.ignore_patterns("__pycache__")
+    for name in ("nsa", "runbook", "phases", "reports", "configs", "templates"):
+        shutil.copytree(ROOT / name, folder / name, ignore=unwanted)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "deploy.env").write_text("REGION=north\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        git(folder, *words)
+    (folder / "deploy.env").write_text(
+        f'REGION=north\nDB_PASSWORD="{IN_DIFF}"\nservice_api_key: {IN_DIFF}\n'
+        f"the value {IN_ENVIRONMENT} of a variable, quoted in passing\n"
+    )
+    return folder
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_no_canary_in_any_byte_of_a_run(tmp_path: Path) -> None:
+    checkout = _checkout(tmp_path / "checkout")
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (tmp_path / "link").symlink_to(target)
+    words = ["run", "--profile", "cpu", "--phase", "preflight,single_gpu", "--steps-scale", "0.02"]
+    words += ["--protocol", "single"]
+    words += ["--out", str(tmp_path / "x" / ".." / "link")]
+    environ = environment(OMP_NUM_THREADS="1", **dict.fromkeys(SECRETS, IN_ENVIRONMENT))
+
+    def runbook(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "runbook", *words]
+        return subprocess.run(
+            command, cwd=checkout, env=environ, capture_output=True, text=True, timeout=240
+        )
+
+    done = runbook(*words)
+    assert done.returncode in (1, 3), done.stdout + done.stderr
+    # Link and dots are resolved before anything is made; `latest` leads to the newest launch.
+    (run_root,) = (path for path in target.iterdir() if not path.is_symlink())
+    shown = runbook("report", str(run_root), "--format", "details")
+    files = [path for path in run_root.rglob("*") if path.is_file()]
+    assert {"run.json", "git_diff.patch", "report.html", "training.csv"} <= {p.name for p in files}
+    for canary in (IN_ENVIRONMENT, IN_DIFF):
+        assert canary not in done.stdout + done.stderr + shown.stdout + shown.stderr
+        for path in files:
+            assert canary.encode() not in path.read_bytes(), path
+    # The planted lines were really in reach: they are there, with their secrets blanked.
+    patch = (run_root / "git_diff.patch").read_text()
+    assert f"+DB_PASSWORD={REDACTED}" in patch
+    assert f"+service_api_key: {REDACTED}" in patch
+    assert f"+the value {REDACTED} of a variable" in patch
+    record = json.loads((run_root / "run.json").read_text())
+    assert str(run_root) == str(run_root.resolve()) and record["phases"]
