@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -15,6 +15,7 @@ from runbook.launch.nodes.running import RanksOnNodes
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import Leeway, WallGap
 from tests.factory.files import record, say
+from tests.factory.tables import table
 
 TOKEN = "ab12"
 # Looks a tenth of a second apart, steps of 30 ms with four lines each.
@@ -66,16 +67,6 @@ def test_a_clock_that_jumps_once_is_seen(jump_s: float) -> None:
     assert apart(lambda mono: mono + jump_s * (mono > 702.5)) > 0.005
 
 
-def test_a_look_that_found_nothing_bounds_what_comes_next() -> None:
-    leeway = Leeway()
-    leeway.take(5.0)
-    leeway.looked(None, 5.0)
-    for told in (5.2, 5.3):
-        leeway.take(told)
-    leeway.looked(6.0, 6.1)
-    assert leeway.apart_s == pytest.approx(0.7), "both lines came after 6.0 and say 5.3"
-
-
 def followed(
     folder: Path, monkeypatch: pytest.MonkeyPatch, rate: float, *, ours: bool = True
 ) -> dict[str, float]:
@@ -109,30 +100,15 @@ def test_a_rank_of_this_machine_is_held_against_its_clocks(
             assert (found["apart_s"] > 0.05, found["cpu_apart_s"] > 0.05) == (rate < 1, rate < 1)
 
 
-def gap_of(gaps: Sequence[float]) -> float | None:
+@table(__file__, "arrivals")
+def test_the_nearest_of_some_arrivals_counts(
+    gaps: list[tuple[float, int]], wanted: float | None
+) -> None:
     """Arrivals every tenth of a second of lines that bear so many seconds less."""
     found = WallGap()
-    for number, gap in enumerate(gaps):
+    for number, gap in enumerate(gap for gap, times in gaps for _ in range(times)):
         found.arrived(1.7e9 + number / 10 - gap, 1.7e9 + number / 10)
-    return None if found.seconds is None else round(found.seconds, 3)
-
-
-@pytest.mark.parametrize(
-    ("gaps", "wanted"),
-    [
-        ([0.1] * 40, 0.1),
-        # Nearly every arrival is late on a machine that has other things to do.
-        ([30.0, 30.0, 30.0, 0.2] * 10, 0.2),
-        # Set by an hour, to and fro: lines that were written before arrive after.
-        ([0.1] * 10 + [3600.1] + [0.1] * 10 + [-3599.9] + [0.1] * 10, 0.1),
-        ([3600.1] * 40, 3600.1),
-        # An hour off in the second half.
-        ([0.1] * 20 + [3600.1] * 20, 3600.1),
-        ([3600.1] * 2, None),
-    ],
-)
-def test_the_nearest_of_some_arrivals_counts(gaps: list[float], wanted: float | None) -> None:
-    assert gap_of(gaps) == wanted
+    assert (None if found.seconds is None else round(found.seconds, 3)) == wanted
 
 
 def watched(watch: RankWatch, folder: Path, gap_s: float) -> dict[str, float]:

@@ -20,17 +20,9 @@ from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, Stop
 from tests.launch.helpers import At, fake_launch, run, trainer
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "status"),
-    [
-        ("def test_a(): pass", 0, LaunchStatus.COMPLETED),
-        ("import nothing_of_that_name", 2, LaunchStatus.CRASHED),
-        ("import os; os._exit(0)", 0, LaunchStatus.CRASHED),
-    ],
-    ids=["passes", "broken", "ends before its report"],
-)
+@pytest.mark.parametrize("body", ["def test_a(): pass", "import os; os._exit(0)"])
 def test_pytest_is_completed_if_its_report_can_say_how(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, code: int, status: LaunchStatus
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
     # A configuration of the current folder that no pytest could work with must not matter.
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
@@ -39,11 +31,12 @@ def test_pytest_is_completed_if_its_report_can_say_how(
     test.write_text(body + "\n")
     launch = trainer("python", "-m", "pytest", "-q", str(test), kind="pytest", timeout_s=60)
     result = run(launch, tmp_path)
-    assert (result.status, result.exit_code) == (status, code)
-    evidence = read_launch(tmp_path, launch, result)
-    if status is LaunchStatus.COMPLETED:
-        assert evidence.junit is not None
-        assert [case.status for case in evidence.junit.cases] == ["passed"]
+    junit = read_launch(tmp_path, launch, result).junit
+    told = None if junit is None else [case.status for case in junit.cases]
+    ends = (LaunchStatus.CRASHED, 0, None)  # before its report
+    if "test_a" in body:
+        ends = (LaunchStatus.COMPLETED, 0, ["passed"])
+    assert (result.status, result.exit_code, told) == ends
 
 
 class Outlived(Local):
@@ -120,24 +113,13 @@ def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path
     assert (result.status, result.cause) == (LaunchStatus.COMPLETED, "")
 
 
-@pytest.mark.parametrize(
-    ("there", "made", "left"),
-    [
-        ((), ("torchinductor_me/cache",), ("torchinductor_me",)),
-        (("torchinductor_you/",), ("torchinductor_me/", "mine/"), ("mine", "torchinductor_you")),
-    ],
-    ids=("in use", "of others"),
-)
-def test_the_folder_that_torch_makes_for_nothing_goes(
-    tmp_path: Path, there: tuple[str, ...], made: tuple[str, ...], left: tuple[str, ...]
-) -> None:
+def test_the_folder_that_torch_makes_for_nothing_goes(tmp_path: Path) -> None:
     (place := tmp_path / "temporary").mkdir()
     (folder := tmp_path / "launch").mkdir()
-    for name in there:
-        (place / name).mkdir()
-    script = f"mkdir -p {' '.join(made)}" if made else ":"
+    (place / "torchinductor_you").mkdir()
     host = Host(folder, dict(os.environ, TMPDIR=str(place)), token="ab" * 16)
-    host.start(["sh", "-c", script], cwd=place)
+    host.start(["mkdir", "-p", "torchinductor_me", "torchinductor_used/cache", "mine"], cwd=place)
     host.child.wait()
     host.stop()
-    assert tuple(sorted(path.name for path in place.iterdir())) == left
+    left = {path.name for path in place.iterdir()}
+    assert left == {"mine", "torchinductor_used", "torchinductor_you"}

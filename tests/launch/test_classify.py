@@ -19,6 +19,7 @@ from runbook.launch.end import (
 )
 from runbook.launch.watch.rank_state import RankState
 from runbook.records import End, Kind, LaunchStatus
+from tests.factory.tables import table
 from tests.launch.helpers import rank
 
 ENDS = yaml.safe_load(Path(__file__).with_name("ends.yaml").read_text("utf-8"))
@@ -54,11 +55,7 @@ def test_an_end(case: dict[str, Any]) -> None:
     assert is_communication_failure(end, console) is case.get("again", False)
 
 
-@pytest.mark.parametrize(
-    ("code", "junit", "status"),
-    [(0, True, "completed"), (1, True, "completed"), (5, True, "completed"),
-     (0, False, "crashed"), (2, True, "crashed"), (4, True, "config_error")],
-)  # fmt: skip
+@table(__file__, "ends_of_pytest")
 def test_tests_that_fail_are_completed_where_their_report_says_so(
     code: int, junit: bool, status: str
 ) -> None:

@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,10 +17,9 @@ from runbook import process
 from runbook.launch.watch import RankWatch
 from runbook.process import end_kept, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
-from runbook.records import LaunchStatus
 from tests.factory.files import record, write_beats
 from tests.factory.tables import table
-from tests.launch.helpers import fake_launch, harness, run
+from tests.launch.helpers import fake_launch, harness
 from tests.shared import alive, gone
 
 
@@ -55,22 +52,15 @@ sys.stdin.read()
 """
 
 
-@contextmanager
-def neglected(token: str) -> Iterator[tuple[int, int]]:
-    """The pids of such a process with the token, and of its child."""
-    env = {**os.environ, RUN_TOKEN_VARIABLE: token}
-    with subprocess.Popen(
-        [sys.executable, "-c", NEGLECTFUL], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        yield parent.pid, int(parent.stdout.readline())
-        parent.stdin.close()
-
-
 def test_a_rank_that_ended_before_anybody_looked_has_ended(tmp_path: Path) -> None:
     """It was taken for a process of somebody else, and so for one that hangs."""
-    with neglected("ab12") as (_, pid):
+    env = {**os.environ, RUN_TOKEN_VARIABLE: "ab12"}
+    words = [sys.executable, "-c", NEGLECTFUL]
+    with subprocess.Popen(
+        words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
         write_beats(tmp_path, 0, [record("step_start", step=3, pid=pid)])
         watch = RankWatch(tmp_path, "ab12", time.monotonic())
         watch.update()
@@ -78,6 +68,7 @@ def test_a_rank_that_ended_before_anybody_looked_has_ended(tmp_path: Path) -> No
         assert watch.ranks[0].ended
         assert watch.ranks[0].parent_saw == 7
         watch.close()
+        parent.communicate()
 
 
 PATH = {"PATH": os.environ["PATH"]}
@@ -92,18 +83,6 @@ def bare(run_dir: Path) -> int:
             return int(note.read_text())
         time.sleep(0.01)
     raise AssertionError("no daemon was started")
-
-
-@pytest.mark.parametrize(
-    ("fault", "status"),
-    [("", LaunchStatus.COMPLETED), ("sigkill", LaunchStatus.CRASHED), ("hang", LaunchStatus.HUNG)],
-)
-def test_a_daemon_without_environment_ends_with_its_launch(
-    tmp_path: Path, fault: str, status: LaunchStatus
-) -> None:
-    launch = fake_launch("--bare", *(("--fault", fault) if fault else ()))
-    assert run(launch, tmp_path).status is status
-    assert not alive(bare(tmp_path / launch.run_dir))
 
 
 @pytest.mark.parametrize("victim", ["harness at once", "harness", "starter"])
