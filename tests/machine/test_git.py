@@ -189,16 +189,8 @@ def test_ordinary_ignored_files_flags_and_line_ends_are_clean(package: Path) -> 
     programs.git(package, "add", "notes.txt")
     state = git.read_git(package)
     assert not state.dirty, state.changed
-
-
-def test_a_sparse_checkout_is_clean(package: Path) -> None:
-    subprocess.run(
-        ["git", "-C", str(package), "sparse-checkout", "set", "--no-cone", "/nsa/"],
-        check=True,
-        capture_output=True,
-    )
-    assert not (package / "notes.txt").exists()
-    assert not git.read_git(package).dirty
+    programs.git(package, "sparse-checkout", "set", "--no-cone", "/nsa/")
+    assert not (package / "notes.txt").exists() and not git.read_git(package).dirty
 
 
 def test_a_commit_that_another_was_put_in_the_place_of_is_read_as_it_was(package: Path) -> None:

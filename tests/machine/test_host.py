@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,23 +15,17 @@ import pytest
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.machine import host
 from runbook.machine.host import Seen, find_trainers
+from tests.factory.tables import rows, table
 
 
 def test_infiniband_ports_with_their_state(tmp_path: Path) -> None:
-    for device, number, state, layer in (
-        ("mlx5_0", "1", "4: ACTIVE", "InfiniBand"),
-        ("mlx5_1", "1", "1: DOWN", "InfiniBand"),
-        ("mlx5_2", "1", "4: ACTIVE", "Ethernet"),
-    ):
-        port = tmp_path / device / "ports" / number
+    ports = rows(__file__, "infiniband")
+    for told in ports:
+        port = tmp_path / told["port"].replace("/", "/ports/")
         port.mkdir(parents=True)
-        (port / "state").write_text(f"{state}\n")
-        (port / "link_layer").write_text(f"{layer}\n")
-    assert host.find_infiniband(tmp_path) == {
-        "mlx5_0/1": "ACTIVE",
-        "mlx5_1/1": "DOWN",
-        "mlx5_2/1": "ACTIVE Ethernet",
-    }
+        (port / "state").write_text(f"{told['state']}\n")
+        (port / "link_layer").write_text(f"{told['layer']}\n")
+    assert host.find_infiniband(tmp_path) == {told["port"]: told["is"] for told in ports}
     assert host.find_infiniband(tmp_path / "absent") == {}
 
 
@@ -58,58 +53,20 @@ def test_a_held_port_is_not_free_and_names_its_owner() -> None:
     assert host.port_holder(number) is None
 
 
-SLEEP = "import time; print('up', flush=True); time.sleep(60)"
-
-
-def test_a_whole_tree_belongs_to_whoever_started_its_top() -> None:
-    tree = [
-        Seen(pid=1, parent=0),
-        Seen(pid=10, parent=1),  # a live harness
-        Seen(pid=11, parent=10, token="aaaa"),  # its torchrun
-        Seen(pid=12, parent=11, token="aaaa"),  # its rank
-        Seen(pid=20, parent=1, token="bbbb"),  # torchrun of a harness that died
-        Seen(pid=21, parent=20, token="bbbb"),
-    ]
-    found = {item.pid: item.orphan for item in find_trainers(tree)}
-    assert found == {11: False, 12: False, 20: True, 21: True}
-
-
-TRAINER = ("/v/bin/python", "-u", "-m", "nsa.train", "--config", "x.yaml")
-
-
-def test_a_trainer_of_anybody_is_found_by_what_it_runs() -> None:
+@table(__file__, "trees")
+def test_a_trainer_of_anybody_is_found_by_what_it_runs(
+    why: str, tree: list[dict[str, Any]], more: dict[str, str], orphans: dict[int, bool]
+) -> None:
     """`ps aux | grep train_showcase` of the documents, without what only has the name."""
-    tree = [
-        Seen(pid=1, parent=0),
-        Seen(pid=10, parent=1, words=("-bash",)),
-        Seen(pid=11, parent=10, words=("torchrun", "--nproc_per_node=2", "-m", "nsa.train")),
-        Seen(pid=12, parent=11, words=TRAINER),
-        Seen(
-            pid=20, parent=1, words=("/v/bin/python3.12", "/v/bin/torchrun", "a/train_showcase.py")
-        ),
-        Seen(pid=21, parent=20, words=("/v/bin/python3.12", "-u", "a/train_showcase.py")),
-        Seen(pid=30, parent=1, words=("vim", "scripts/train_showcase.py")),
-        Seen(pid=31, parent=1, words=("/v/bin/python", "-m", "nsa.data.smoke")),
-        Seen(pid=32, parent=1, words=()),
-    ]
-    found = {item.pid: item.orphan for item in find_trainers(tree)}
-    assert found == {11: False, 12: False, 20: True, 21: True}
-    assert not find_trainers(tree[1:2] + tree[6:])
-    assert [one.pid for one in find_trainers(tree[6:], trainer="nsa.data.smoke")] == [31]
+    seen = [Seen(**{**one, "words": tuple(one.get("words", "").split())}) for one in tree]
+    assert {item.pid: item.orphan for item in find_trainers(seen, **more)} == orphans, why
 
 
 def test_a_trainer_that_somebody_left_is_named_with_its_pid_and_left_alone() -> None:
     """A real process without a token, whose starter has gone; its own trainer only sleeps."""
-    middle = (
-        "import subprocess, sys;"
-        f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}, '-m', 'nsa.train'],"
-        " stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True);"
-        "print(child.pid)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", middle], capture_output=True, text=True, check=True
-    )
-    pid = int(done.stdout)
+    sleeps = f"{sys.executable} -c 'import time; time.sleep(60)' -m nsa.train"
+    line = ["sh", "-c", f"setsid {sleeps} >&- 2>&- & echo $!"]
+    pid = int(subprocess.check_output(line, text=True))
     try:
         (mine,) = [item for item in find_trainers() if item.pid == pid]
         assert mine.orphan and str(mine).startswith(f"pid {pid} left over: {sys.executable} -c ")
@@ -119,27 +76,12 @@ def test_a_trainer_that_somebody_left_is_named_with_its_pid_and_left_alone() -> 
 
 
 def test_everything_wrong_with_the_environment_is_listed() -> None:
+    wrong = rows(__file__, "wrong_variables")
     problems = environment_problems(
-        {
-            "NSA_DDP_BUKET_MB": "50",
-            "NSA_DDP_COMPRESS": "zip",
-            "NSA_SDPA_FLASH_ONLY": "1",
-            "NSA_SDPA_NO_FLASH": "1",
-            "PYTORCH_CUDA_ALLOC_CONF": "a:1",
-            "PYTORCH_ALLOC_CONF": "a:1",
-            "TORCH_NCCL_HEARTBEAT_TIMEOUT": "9",
-            "NCCL_ALG": "Ring",
-        },
-        uses_nccl=True,
+        {name: value for row in wrong for name, value in row["set"].items()}, uses_nccl=True
     )
-    text = "\n".join(problems)
-    assert len(problems) == 6
-    assert "NCCL_ALG: NCCL reads NCCL_ALGO" in text
-    assert "NSA_DDP_BUKET_MB" in text and "NSA_DDP_BUCKET_MB" in text
-    assert "off, bf16, fp16" in text
-    assert "exclude each other" in text
-    assert "alias" in text
-    assert "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" in text
+    assert len(problems) == len(wrong)
+    assert [row for row in wrong if row["said"] not in "\n".join(problems)] == []
 
 
 def test_variables_that_torch_renamed_get_a_note_each() -> None:

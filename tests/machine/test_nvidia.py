@@ -56,18 +56,6 @@ def test_elements_that_a_driver_lacks_are_no_value() -> None:
         assert drafts[name].note, name
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("No devices were found", "cannot be read"),
-        ("<html></html>", "expected <nvidia_smi_log>"),
-    ],
-)
-def test_what_is_no_such_document_is_refused(text: str, message: str) -> None:
-    with pytest.raises(RunbookError, match=message):
-        parse_nvidia_smi(text)
-
-
 def test_truncation_anywhere_never_invents_a_gpu() -> None:
     text = (FIXTURES / "a100x2_pcie4.xml").read_text(encoding="utf-8").rstrip()
     for cut in range(0, len(text) - 1, 97):
@@ -94,6 +82,7 @@ def asked(folder: Path, **environment: str) -> dict[str, Fact]:
     [
         ("echo 'no driver' >&2; exit 9", "exit code 9: no driver"),
         ("echo 'No devices were found'", "cannot be read"),
+        ("echo '<html></html>'", "expected <nvidia_smi_log>"),
     ],
 )
 def test_a_broken_driver_is_a_reason_and_no_gpu_is_invented(
