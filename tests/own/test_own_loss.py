@@ -107,11 +107,7 @@ def test_each_end_of_a_loss_is_told_as_what_it_is(tmp_path: Path) -> None:
     flat = learns(lambda t: 4.6 + random.normal(0, 0.1, t.size))
     assert flat.outcome is Outcome.INCONCLUSIVE and "it is not known to learn" in flat.reason
     assert "diverged" not in flat.reason and "fell" not in flat.reason
-
-
-def test_a_loss_that_is_no_number_is_one_cause(tmp_path: Path) -> None:
-    profile = profile_of(tmp_path, document())
-    evidence = launched(profile, tmp_path / "run", "long_run")
+    # One that is no number is one cause.
     spoiled = with_loss(evidence, lambda t: np.where(t < 0.755, 3.0 - t, math.nan))
     checks = judged(profile, spoiled, "long_run")
     assert checks["loss_finite"].outcome is Outcome.FAIL
