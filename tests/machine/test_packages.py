@@ -29,7 +29,7 @@ from runbook.records import RunRecord, Verdict
 from tests.factory import programs
 from tests.factory.programs import program
 from tests.factory.tables import rows, table
-from tests.machine.test_nvidia import FIXTURES
+from tests.machine.test_detect import FIXTURES
 from tests.reports.samples import run as sample_run
 
 HERE = Path(__file__).resolve().parents[2]

@@ -16,6 +16,7 @@ from runbook.launch import StopRequest
 from runbook.launch.nodes.files import JOB_JSON, last_state
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from tests.factory.tables import table
 from tests.launch.helpers import FAKE, At
 from tests.nodes.helpers import Notes, Place, killed_while_it_trains, processes_of, two_ranks
 from tests.shared import crowded
@@ -48,17 +49,9 @@ def test_a_healthy_launch_leaves_what_one_machine_leaves(place: Place, tmp_path:
 
 
 @LONG
-@pytest.mark.parametrize(
-    ("fault", "status", "words"),
-    [
-        ("sigkill", LaunchStatus.CRASHED, "rank 1 was ended by SIGKILL"),
-        ("raise", LaunchStatus.CRASHED, "ValueError: injected"),
-        ("hang", LaunchStatus.HUNG, "hang: rank 1 silent for"),
-        ("stop", LaunchStatus.HUNG, "frozen: rank 1 is stopped (T)"),
-    ],
-)
+@table(__file__, "rank_faults")
 def test_a_rank_that_fails_is_named_with_its_node(
-    place: Place, tmp_path: Path, fault: str, status: LaunchStatus, words: str
+    place: Place, tmp_path: Path, fault: str, status: str, words: str
 ) -> None:
     result = place.run(two_ranks("--fault", fault), tmp_path)
     assert (result.status, result.culprit_rank) == (status, 1), result
