@@ -26,7 +26,7 @@ from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
 from runbook.records.evidence import Fact
 from tests.factory.programs import first_on_path, program
-from tests.factory.tables import table
+from tests.factory.tables import rows, table
 
 A100 = "NVIDIA A100 80GB PCIe, 4\n"
 
@@ -244,51 +244,22 @@ def facts_of_rehearsed_smi(driver: Driver, gpus: list[Gpu], link: str = "NODE") 
 def test_a_healthy_pair_says_what_was_meant(driver: Driver, card: Card) -> None:
     gpus = pair(card, *[{"pcie_gen_max": card.pcie_gen}] * 2)
     link = f"NV{card.nvlinks}" if card.nvlinks else "SYS"
+    (same,) = rows(__file__, "healthy_pair")
     assert facts_of_rehearsed_smi(driver, gpus, link) == {
-        "gpu.count": 2,
-        "gpu.installed": 2,
+        **same,
         "gpu.names": f"{card.name}, {card.name}",
         "gpu.driver": driver.version,
-        "gpu.pcie_gen": 1,
         "gpu.pcie_gen_max": card.pcie_gen,
-        "gpu.pcie_width": 16,
-        "gpu.processes": 0,
-        "gpu.memory_used_mib": 4,
         "gpu.memory_total_mib": card.memory_mib,
         "gpu.nvlink": card.nvlinks > 0,
-        "gpu.ecc_uncorrected": 0,
-        "gpu.remap_pending": False,
-        "gpu.remap_failure": False,
-        "gpu.throttle": "",
-        "gpu.caps": "",
-        "gpu.power_limit": 1.0,
-        "gpu.mig": False,
     }
 
 
-FAULTS: dict[str, tuple[dict[str, Any], str, Any]] = {
-    "errors of three memories": (
-        {"sram_secded": 2, "sram_parity": 1, "dram_uncorrectable": 4}, "gpu.ecc_uncorrected", 7,
-    ),
-    "corrected only": ({"dram_correctable": 9}, "gpu.ecc_uncorrected", 0),
-    "remap pending": ({"remap_pending": True}, "gpu.remap_pending", True),
-    "remap failed": ({"remap_failure": True}, "gpu.remap_failure", True),
-    "eight lanes": ({"pcie_width": 8}, "gpu.pcie_width", 8),
-    "memory in use": ({"used_mib": 40_000}, "gpu.memory_used_mib", 40_000),
-    "heat": ({"reasons": ("hw_thermal_slowdown",)}, "gpu.throttle",
-             "GPU 1: hardware thermal slowdown"),
-    "power cap": ({"reasons": ("sw_power_cap",)}, "gpu.caps", "GPU 1: power cap"),
-    "held down": ({"power_limit_w": 225.0}, "gpu.power_limit", 0.75),
-    "a tenant": ({"processes": (Process(pid=7, name="x", used_mib=9),)}, "gpu.processes", 1),
-    "a desktop": (
-        {"processes": (Process(pid=7, name="Xorg", used_mib=9, kind="G"),)},
-        "gpu.processes", 0,
-    ),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("driver", DRIVERS.values(), ids=DRIVERS)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_wrong_with_the_second_gpu_is_found(driver: Driver, fault: str) -> None:
-    change, fact, value = FAULTS[fault]
+@table(__file__, "wrong_gpus")
+def test_what_is_wrong_with_the_second_gpu_is_found(
+    driver: Driver, change: dict[str, Any], fact: str, value: object
+) -> None:
+    told = change.get("processes", ())
+    change = {**change, "processes": tuple(Process(pid=7, **one) for one in told)}
     assert facts_of_rehearsed_smi(driver, pair(A100_PCIE, {}, change))[fact] == value

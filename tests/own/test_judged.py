@@ -49,42 +49,27 @@ def test_a_healthy_one_passes_what_can_be_told_and_nothing_else(tmp_path: Path) 
 SILENT = ("hang", "deaf")
 
 
-FAULTS = {row["fault"]: row for row in rows(__file__, "faults")}
+FAULTS = {row.get("name", row["fault"]): row for row in rows(__file__, "faults")}
 # How an end is read, and which rows count, is told in test_own_log.py without a launch.
 LONG = {"kill", "memory", "every_rank"}
 
 
-@pytest.mark.parametrize("fault", by_tier(FAULTS, fast=lambda fault: fault not in LONG))
-def test_each_fault_makes_its_check_fail(tmp_path: Path, fault: str) -> None:
-    row = FAULTS[fault]
+@pytest.mark.parametrize("name", by_tier(FAULTS, fast=lambda name: name not in LONG))
+def test_each_fault_makes_its_check_fail(tmp_path: Path, name: str) -> None:
+    row, phase = FAULTS[name], FAULTS[name].get("phase", "baseline")
+    fault = row["fault"]
     more: dict[str, Any] = {"silence_s": 1.5 if fault in SILENT else 20}
     if fault == "behind":
         more["heartbeats"] = {"path": "{out}/alive_{rank}.jsonl", "step": "at"}
+    if row.get("tells_norm"):
+        more["log"] = {**LOG, "columns": {**LOG["columns"], "grad_norm": "norm"}}
     profile = profile_of(tmp_path, document(fault, **more))
-    found = judged(profile, launched(profile, tmp_path / "run"))[row["check"]]
+    found = judged(profile, launched(profile, tmp_path / "run", phase), phase)[row["check"]]
     assert (found.outcome, found.code) == (row["outcome"], row["code"]), found.reason
     assert "hunter22" not in found.reason and row.get("said", "") in found.reason
     if fault == "hang":  # one voice for all ranks accuses none
         told = json.loads((tmp_path / "run/baseline/run1/incident.json").read_text("utf-8"))
         assert [(one["rank"], one["pid"]) for one in told["ranks"]] == [(None, None)]
-
-
-@table(__file__, "losses_printed_as_0")
-def test_a_loss_that_is_no_number_may_be_printed_as_0(
-    tmp_path: Path, fault: str, tells_norm: bool, check: str, outcome: str, said: str
-) -> None:
-    """As transformers does by itself. A scaler of fp16 leaves out one step, whose norm is inf."""
-    columns = {**LOG["columns"], **({"grad_norm": "norm"} if tells_norm else {})}
-    profile = profile_of(tmp_path, document(fault, log={**LOG, "columns": columns}))
-    found = judged(profile, launched(profile, tmp_path / "run"))[check]
-    assert found.outcome == outcome and said in found.reason, found.reason
-
-
-@pytest.mark.parametrize(("fault", "outcome"), [("none", Outcome.PASS), ("rising", Outcome.FAIL)])
-def test_a_loss_that_rises_does_not_learn(tmp_path: Path, fault: str, outcome: Outcome) -> None:
-    profile = profile_of(tmp_path, document(fault))
-    checks = judged(profile, launched(profile, tmp_path / "run", "long_run"), "long_run")
-    assert checks["learns"].outcome is outcome, checks["learns"].reason
 
 
 @table(__file__, "memory")
