@@ -103,29 +103,22 @@ def test_a_published_line_is_understood(told: str, text: str) -> None:
     assert " ".join(filter(None, found)) == told
 
 
-def test_only_lines_of_the_window_count_and_only_those_that_concern(tmp_path: Path) -> None:
-    device = tmp_path / "kmsg"
-    kmsg(device, "NVRM: Xid (PCI:0000:17:00): 48, before the launch")
-    log = KernelLog(kmsg=device)
-    kmsg(device, "EXT4-fs (vda): mounted", "NVRM: Xid (PCI:0000:17:00): 79, in\\x20it")
-    window = log.close(tmp_path)
-    assert [line.text for line in window.lines] == ["NVRM: Xid (PCI:0000:17:00): 79, in it"]
-    document = json.loads((tmp_path / "kernel_log.json").read_text())
-    assert document["source"] == str(device) and document["others"] == 1
-    assert document["lines"] == ["NVRM: Xid (PCI:0000:17:00): 79, in it"]
-
-
-def test_secrets_are_blanked_and_a_flood_is_counted(
+def test_lines_of_the_window_that_concern_count_with_secrets_blanked_and_no_flood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-77aa55")
     device = tmp_path / "kmsg"
-    device.touch()
+    kmsg(device, "NVRM: Xid (PCI:0000:17:00): 48, before the launch")
     log = KernelLog(kmsg=device)
-    kmsg(device, *["NVRM: says canary-77aa55"] * (MOST_LINES + 7))
+    kmsg(device, "EXT4-fs (vda): mounted", "NVRM: Xid (PCI:0000:17:00): 79, in\\x20it")
+    kmsg(device, *["NVRM: says canary-77aa55"] * (MOST_LINES + 6))
     window = log.close(tmp_path)
+    document = json.loads((told := tmp_path / "kernel_log.json").read_text())
+    assert document["lines"] == [line.text for line in window.lines]
+    assert document["lines"][0] == "NVRM: Xid (PCI:0000:17:00): 79, in it"
+    assert document["source"] == str(device) and document["others"] == 1
     assert (len(window.lines), window.left_out) == (MOST_LINES, 7)
-    assert "canary" not in (tmp_path / "kernel_log.json").read_text()
+    assert "canary" not in told.read_text()
 
 
 def test_a_log_that_cannot_be_read_says_why(

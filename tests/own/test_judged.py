@@ -21,7 +21,6 @@ from runbook.records.evidence import PhaseEvidence
 from tests.factory.tables import rows, table
 from tests.own.runs import COUNTING, LOG, TRAINERS, document, judged, launched, profile_of
 from tests.own.test_run import runbook
-from tests.tiers import by_tier
 
 ANSWERED = {
     "completed", "ranks_alive", "loss_finite", "plausible", "accounts", "other_work",
@@ -50,11 +49,10 @@ SILENT = ("hang", "deaf")
 
 
 FAULTS = {row.get("name", row["fault"]): row for row in rows(__file__, "faults")}
-# How an end is read, and which rows count, is told in test_own_log.py without a launch.
-LONG = {"kill", "memory", "every_rank"}
+# How other ends are read, and which rows count, is told in test_own_log.py without a launch.
 
 
-@pytest.mark.parametrize("name", by_tier(FAULTS, fast=lambda name: name not in LONG))
+@pytest.mark.parametrize("name", FAULTS)
 def test_each_fault_makes_its_check_fail(tmp_path: Path, name: str) -> None:
     row, phase = FAULTS[name], FAULTS[name].get("phase", "baseline")
     fault = row["fault"]
