@@ -193,22 +193,12 @@ class Rank:
 
 def start_bare() -> None:
     """A daemon as the books have it, which also empties its environment: nothing tells of us."""
-    reader, writer = os.pipe()
-    middle = os.fork()
-    if middle:
-        os.waitpid(middle, 0)
-        pid = int(os.read(reader, 20))
-        # Told once it is bare, so that who reads of it knows that it lived so.
-        while Path(f"/proc/{pid}/environ").read_bytes():
-            time.sleep(0.001)
-        Path(os.environ["RUNBOOK_RUN_DIR"], "bare.pid").write_text(f"{pid}\n")
-        return
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.write(writer, str(os.getpid()).encode())
-    os.closerange(0, 64)
-    os.execve("/bin/sleep", ["sleep", "600"], {})
+    line = "setsid env -i sleep 600 <&- >&- 2>&- & echo $!"
+    pid = int(subprocess.check_output(["sh", "-c", line]))
+    # Told once it is bare, so that who reads of it knows that it lived so.
+    while Path(f"/proc/{pid}/environ").read_bytes():
+        time.sleep(0.001)
+    Path(os.environ["RUNBOOK_RUN_DIR"], "bare.pid").write_text(f"{pid}\n")
 
 
 def ranks_here(nproc: int) -> Sequence[int]:

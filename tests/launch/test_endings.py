@@ -23,21 +23,15 @@ from tests.launch.helpers import fake_launch, harness
 from tests.shared import alive, gone
 
 
-def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
-    """The kernel's files of control groups below root; returns the one that names a process's."""
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    (root / "self").write_text(membership)
-    return root / "self"
-
-
 @table(__file__, "control_groups")
 def test_what_the_files_of_control_groups_say(
     tmp_path: Path, ask: str, files: dict[str, str], membership: str, count: int | None
 ) -> None:
-    found = control_groups(tmp_path, files, membership)
-    assert getattr(process, ask)(tmp_path, found) == count
+    """In the kernel's files of control groups, and in the one that names those of a process."""
+    for name, text in {**files, "self": membership}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert getattr(process, ask)(tmp_path, tmp_path / "self") == count
 
 
 # It writes the number of a child of its own that has ended, and does not wait for it.
