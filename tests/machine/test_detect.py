@@ -28,22 +28,16 @@ from runbook.records.evidence import Fact
 from tests.factory.programs import first_on_path, program
 from tests.factory.tables import rows, table
 
-A100 = "NVIDIA A100 80GB PCIe, 4\n"
+MIXED = [("Tesla T4", 3), ("NVIDIA H200", 5)]
 
 
-def cards(listing: str) -> list[tuple[str, int]]:
-    """A line for each card: its name and highest PCIe generation."""
-    rows = (line.rsplit(", ", 1) for line in listing.splitlines())
-    return [(name, int(generation)) for name, generation in rows]
-
-
-def xml(listing: str) -> str:
-    """The same as `nvidia-smi -q -x` tells it."""
+def xml(*cards: tuple[str, int]) -> str:
+    """What `nvidia-smi -q -x` tells of cards by their names and highest PCIe generations."""
     link = "<pci><pci_gpu_link_info><pcie_gen><max_link_gen>{}</max_link_gen></pcie_gen>"
     gpus = [
         f"<gpu><product_name>{name}</product_name>{link.format(generation)}"
         "</pci_gpu_link_info></pci></gpu>"
-        for name, generation in cards(listing)
+        for name, generation in cards
     ]
     return f"<nvidia_smi_log>{''.join(gpus)}</nvidia_smi_log>"
 
@@ -58,21 +52,19 @@ def test_profile_by_cards(card: str, generations: list[int], profile: str, reaso
 Trace = Callable[[Path], None]
 
 
-def lists(folder: Path, listing: str) -> None:
-    program(folder / "nvidia-smi", f"echo '{xml(listing)}'")
-
-
 @pytest.mark.parametrize(
-    ("listing", "seen"),
+    ("cards", "seen"),
     [
-        (A100 * 9, "9 x NVIDIA A100"),
-        ("NVIDIA GH200 480GB, 5\n", "1 x NVIDIA GH200 480GB"),
-        ("Tesla T4, 3\nNVIDIA H200, 5\n", "Tesla T4 + NVIDIA H200"),
+        ([("NVIDIA A100 80GB PCIe", 4)] * 9, "9 x NVIDIA A100"),
+        ([("NVIDIA GH200 480GB", 5)], "1 x NVIDIA GH200 480GB"),
+        (MIXED, "Tesla T4 + NVIDIA H200"),
     ],
 )
-def test_cards_without_a_profile_are_refused_and_never_cpu(listing: str, seen: str) -> None:
+def test_cards_without_a_profile_are_refused_and_never_cpu(
+    cards: list[tuple[str, int]], seen: str
+) -> None:
     with pytest.raises(UsageError, match="--profile cpu") as caught:
-        profile_for(cards(listing))
+        profile_for(cards)
     assert seen in str(caught.value)
 
 
@@ -123,7 +115,7 @@ def test_other_devices_are_no_gpu_of_ours(
 def test_only_visible_cards_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As CUDA reads the variable: nothing counts from the first entry on that is no GPU."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    lists(tmp_path, "Tesla T4, 3\nNVIDIA H200, 5\n")
+    program(tmp_path / "nvidia-smi", f"echo '{xml(*MIXED)}'")
     for named in ("1", "1,-1,0", " 1 "):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         assert detect_profile(tmp_path)[0] == "h200x1", named
