@@ -29,23 +29,16 @@ LEAVES = {
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--dt", type=float, default=0.02)
-    parser.add_argument("--fault", default="")
-    parser.add_argument("--at", type=int, default=3)
-    parser.add_argument("--on-rank", type=int, default=1)
+    for name, number in (("steps", 5), ("nproc", 2), ("at", 3), ("on-rank", 1)):
+        parser.add_argument(f"--{name}", type=int, default=number)
+    for name, seconds in (("dt", 0.02), ("slow-first", 0.0), ("checkpoint", 0.0)):
+        parser.add_argument(f"--{name}", type=float, default=seconds)
     parser.add_argument("--once", default="", help="misbehave only if this file is absent")
-    parser.add_argument("--slow-first", type=float, default=0.0)
-    parser.add_argument("--checkpoint", type=float, default=0.0)
+    for name in ("fault", "arms", "config", "dataset", "ddp", "resume"):
+        parser.add_argument(f"--{name}", default="")
     parser.add_argument("--grandchild", action="store_true")
     parser.add_argument("--bare", action="store_true", help="a grandchild without environment")
     parser.add_argument("--deaf", action="store_true", help="ignore SIGTERM")
-    parser.add_argument("--arms", default="")
-    parser.add_argument("--config", default="")
-    parser.add_argument("--dataset", default="")
-    parser.add_argument("--ddp", default="")
-    parser.add_argument("--resume", default="")
     return parser.parse_args()
 
 
@@ -200,22 +193,12 @@ class Rank:
 
 def start_bare() -> None:
     """A daemon as the books have it, which also empties its environment: nothing tells of us."""
-    reader, writer = os.pipe()
-    middle = os.fork()
-    if middle:
-        os.waitpid(middle, 0)
-        pid = int(os.read(reader, 20))
-        # Told once it is bare, so that who reads of it knows that it lived so.
-        while Path(f"/proc/{pid}/environ").read_bytes():
-            time.sleep(0.001)
-        Path(os.environ["RUNBOOK_RUN_DIR"], "bare.pid").write_text(f"{pid}\n")
-        return
-    os.setsid()
-    if os.fork():
-        os._exit(0)
-    os.write(writer, str(os.getpid()).encode())
-    os.closerange(0, 64)
-    os.execve("/bin/sleep", ["sleep", "600"], {})
+    line = "setsid env -i sleep 600 <&- >&- 2>&- & echo $!"
+    pid = int(subprocess.check_output(["sh", "-c", line]))
+    # Told once it is bare, so that who reads of it knows that it lived so.
+    while Path(f"/proc/{pid}/environ").read_bytes():
+        time.sleep(0.001)
+    Path(os.environ["RUNBOOK_RUN_DIR"], "bare.pid").write_text(f"{pid}\n")
 
 
 def ranks_here(nproc: int) -> Sequence[int]:

@@ -11,7 +11,7 @@ from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
 from runbook.launch.watch.rank_state import RankState
 from runbook.process.reaper import carriers
-from runbook.records import ArmSchedule, Launch, LaunchResult
+from runbook.records import Launch, LaunchResult
 from tests.factory import records
 
 ROOT = Path(__file__).parents[2]
@@ -22,21 +22,10 @@ FAST = Budgets(
 )
 
 
-def fake_launch(
-    *words: str,
-    steps: int = 5,
-    timeout_s: float = 60,
-    name: str = "one",
-    env: dict[str, str] | None = None,
-    schedule: ArmSchedule | None = None,
-    retry_steps: int | None = None,
-    nproc: int = 2,
-) -> Launch:
-    return records.launch(
-        *("python", FAKE, "--steps", str(steps), "--nproc", str(nproc), *words),
-        name=name, env=env or {}, nproc=nproc, steps=steps, timeout_s=timeout_s,
-        schedule=schedule, retry_steps=retry_steps,
-    )  # fmt: skip
+def fake_launch(*words: str, steps: int = 5, nproc: int = 2, **fields: object) -> Launch:
+    told = {"name": "one", "nproc": nproc, "steps": steps, "timeout_s": 60}
+    argv = ("python", FAKE, "--steps", str(steps), "--nproc", str(nproc), *words)
+    return records.launch(*argv, **(told | fields))
 
 
 class At(Observer):

@@ -24,7 +24,7 @@ from runbook.launch.command import (
 )
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
-from tests.factory.programs import program
+from tests.factory.programs import git, program
 from tests.launch.helpers import run, trainer
 
 
@@ -32,7 +32,7 @@ def test_torchrun_is_this_python_on_loopback_and_a_free_port(tmp_path: Path) -> 
     command = build_command(
         trainer("torchrun", "--nproc_per_node=2", "-m", "nsa.train", "--steps", "300"), tmp_path
     )
-    assert command.argv[:3] == (sys.executable, "-m", "nsa.loopback")
+    assert command.argv[:3] == (sys.executable, "-m", "nsa.loopback") and command.is_ours
     assert "--local-addr=127.0.0.1" in command.argv and "--log-dir=/dev/null" in command.argv
     assert f"--rdzv-endpoint=127.0.0.1:{command.port}" in command.argv
     assert command.argv[-5:] == ("--nproc_per_node=2", "-m", "nsa.train", "--steps", "300")
@@ -56,13 +56,6 @@ def test_only_what_is_installed_is_kept_from_the_folder_of_the_caller() -> None:
 def test_only_python_and_torchrun_are_started(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="allowed are torchrun and python"):
         build_command(trainer("bash", "-c", "true"), tmp_path)
-
-
-def test_a_script_of_somebody_may_import_what_lies_beside_it(tmp_path: Path) -> None:
-    ours = trainer("torchrun", "--nproc_per_node=2", "-m", "nsa.train")
-    assert build_command(ours, tmp_path).is_ours
-    for words in (("train.py",), ("-m", "nsa.loopback", "-m", "my_trainer")):
-        assert not Command(argv=("python", *words), env={}, port=None, steps=1).is_ours
 
 
 def test_a_shipped_config_is_found_from_anywhere(
@@ -172,22 +165,14 @@ def test_a_config_that_is_edited_while_a_run_goes_on_changes_nothing(tmp_path: P
 
 @pytest.mark.executes("git clone", "git -C")
 def test_the_printed_checkout_of_another_commit_is_made_by_a_shell(tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        who = ("-c", "user.name=x", "-c", "user.email=x@localhost")
-        done = subprocess.run(
-            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True
-        )
-        return done.stdout.strip()
-
-    git("init", "--quiet")
+    git(tmp_path, "init", "--quiet")
     for text in ("then", "now"):
         (tmp_path / "which").write_text(text)
-        git("add", "which")
-        git("commit", "--quiet", "--message", text)
-    then = git("rev-parse", "HEAD~1")
+        git(tmp_path, "add", "which")
+        git(tmp_path, "commit", "--quiet", "--message", text)
+    then = git(tmp_path, "rev-parse", "HEAD~1")
     launch = trainer("python", "-m", "nsa.train", "--steps", "1", commit=then)
-    printed = pasteable(launch)
-    (line,) = printed.notes
+    (line,) = (printed := pasteable(launch)).notes
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     for half in line.split(" && "):

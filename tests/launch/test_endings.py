@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,28 +17,21 @@ from runbook import process
 from runbook.launch.watch import RankWatch
 from runbook.process import end_kept, spawn_kept
 from runbook.process.reaper import carriers, environment_holds
-from runbook.records import LaunchStatus
 from tests.factory.files import record, write_beats
 from tests.factory.tables import table
-from tests.launch.helpers import fake_launch, harness, run
+from tests.launch.helpers import fake_launch, harness
 from tests.shared import alive, gone
-
-
-def control_groups(root: Path, files: dict[str, str], membership: str) -> Path:
-    """The kernel's files of control groups below root; returns the one that names a process's."""
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    (root / "self").write_text(membership)
-    return root / "self"
 
 
 @table(__file__, "control_groups")
 def test_what_the_files_of_control_groups_say(
     tmp_path: Path, ask: str, files: dict[str, str], membership: str, count: int | None
 ) -> None:
-    found = control_groups(tmp_path, files, membership)
-    assert getattr(process, ask)(tmp_path, found) == count
+    """In the kernel's files of control groups, and in the one that names those of a process."""
+    for name, text in {**files, "self": membership}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert getattr(process, ask)(tmp_path, tmp_path / "self") == count
 
 
 # It writes the number of a child of its own that has ended, and does not wait for it.
@@ -55,22 +46,15 @@ sys.stdin.read()
 """
 
 
-@contextmanager
-def neglected(token: str) -> Iterator[tuple[int, int]]:
-    """The pids of such a process with the token, and of its child."""
-    env = {**os.environ, RUN_TOKEN_VARIABLE: token}
-    with subprocess.Popen(
-        [sys.executable, "-c", NEGLECTFUL], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as parent:
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        yield parent.pid, int(parent.stdout.readline())
-        parent.stdin.close()
-
-
 def test_a_rank_that_ended_before_anybody_looked_has_ended(tmp_path: Path) -> None:
     """It was taken for a process of somebody else, and so for one that hangs."""
-    with neglected("ab12") as (_, pid):
+    env = {**os.environ, RUN_TOKEN_VARIABLE: "ab12"}
+    words = [sys.executable, "-c", NEGLECTFUL]
+    with subprocess.Popen(
+        words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
         write_beats(tmp_path, 0, [record("step_start", step=3, pid=pid)])
         watch = RankWatch(tmp_path, "ab12", time.monotonic())
         watch.update()
@@ -78,6 +62,7 @@ def test_a_rank_that_ended_before_anybody_looked_has_ended(tmp_path: Path) -> No
         assert watch.ranks[0].ended
         assert watch.ranks[0].parent_saw == 7
         watch.close()
+        parent.communicate()
 
 
 PATH = {"PATH": os.environ["PATH"]}
@@ -92,18 +77,6 @@ def bare(run_dir: Path) -> int:
             return int(note.read_text())
         time.sleep(0.01)
     raise AssertionError("no daemon was started")
-
-
-@pytest.mark.parametrize(
-    ("fault", "status"),
-    [("", LaunchStatus.COMPLETED), ("sigkill", LaunchStatus.CRASHED), ("hang", LaunchStatus.HUNG)],
-)
-def test_a_daemon_without_environment_ends_with_its_launch(
-    tmp_path: Path, fault: str, status: LaunchStatus
-) -> None:
-    launch = fake_launch("--bare", *(("--fault", fault) if fault else ()))
-    assert run(launch, tmp_path).status is status
-    assert not alive(bare(tmp_path / launch.run_dir))
 
 
 @pytest.mark.parametrize("victim", ["harness at once", "harness", "starter"])
@@ -139,22 +112,14 @@ def kept(
 
 
 @table(__file__, "ends_of_commands")
-def test_the_subreaper_ends_as_its_command_did(tmp_path: Path, script: str, code: int) -> None:
-    child = kept(tmp_path, "sh", "-c", script)
+def test_the_subreaper_ends_as_its_command_did(
+    tmp_path: Path, command: list[str], code: int, said: str
+) -> None:
+    (tmp_path / "mine.sh").write_text("#!/bin/sh\n")
+    child = kept(tmp_path, *command)
     assert child.wait(10) == code
     end_kept(child)
     assert list(tmp_path.glob("core*")) == []
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("no-such-program", "cannot start no-such-program"), ("./mine.sh", "; chmod +x ./mine.sh")],
-)
-def test_a_command_that_cannot_be_started_is_told(tmp_path: Path, name: str, said: str) -> None:
-    (tmp_path / "mine.sh").write_text("#!/bin/sh\n")
-    child = kept(tmp_path, name)
-    assert child.wait(10) == 127
-    end_kept(child)
     assert said in (tmp_path / "console").read_text()
 
 

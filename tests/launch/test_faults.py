@@ -15,12 +15,14 @@ from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.factory import records
 from tests.factory.tables import table
 from tests.launch.helpers import At, fake_launch, run
-from tests.shared import crowded
+from tests.launch.test_endings import bare
+from tests.shared import alive, crowded
 
 
 def test_a_healthy_launch(tmp_path: Path) -> None:
-    launch = fake_launch(env={"NSA_OPT_FUSED": "1"})
+    launch = fake_launch("--bare", env={"NSA_OPT_FUSED": "1"})
     result = run(launch, tmp_path)
+    assert not alive(bare(tmp_path / launch.run_dir)), "nothing in its environment tells of us"
     assert (result.status, result.exit_code, result.cause) == (LaunchStatus.COMPLETED, 0, "")
     assert [(e.rank, e.code, e.steps_done) for e in result.ranks] == [(0, 0, 5), (1, 0, 5)]
     folder = tmp_path / launch.run_dir
@@ -46,7 +48,8 @@ def test_a_fault_is_named_with_its_rank(tmp_path: Path, fault: str, status: str,
 
 
 def test_stacks_of_all_ranks_of_a_hang_are_kept(tmp_path: Path) -> None:
-    result = run(fake_launch("--fault", "hang"), tmp_path)
+    result = run(fake_launch("--fault", "hang", "--bare"), tmp_path)
+    assert not alive(bare(tmp_path / "baseline/one"))
     stacks = [tmp_path / path for path in result.evidence if "stackdump_rank" in path]
     assert {path.name.split("_")[1] for path in stacks} == {"rank0", "rank1"}
     assert all("fake_trainer.py" in path.read_text() for path in stacks)

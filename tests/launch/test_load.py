@@ -26,6 +26,7 @@ from runbook.machine.kernel_log import MOST_LINES, KernelLog
 from runbook.machine.surroundings import LoadMeter
 from runbook.records import End, LaunchStatus
 from tests.factory.programs import first_on_path, program
+from tests.factory.tables import table
 from tests.launch.helpers import At, fake_launch, run
 
 
@@ -68,7 +69,9 @@ def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path:
         (folder / "debug.bin").write_bytes(bytes(3 << 20))
         (folder / "checkpoints").mkdir()
         (folder / "checkpoints" / "weights").write_bytes(bytes(5 << 20))
-        log.look([rank, RankState(rank=0, path=folder)])
+        elsewhere = RankState(rank=0, path=folder)
+        gone = RankState(rank=2, path=folder, pid=2**22 + 1, handle=0)
+        log.look([rank, elsewhere, gone])
         assert shared.fileno() > 0
     # Before pandas is imported to read the rows.
     statm = Path("/proc/self/statm").read_text().split()
@@ -87,64 +90,35 @@ def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path:
     assert after["step"] == 7 and after["free_mib"] > 0
 
 
-def test_a_rank_whose_process_is_elsewhere_or_gone_has_no_row(tmp_path: Path) -> None:
-    log = ResourceLog(tmp_path)
-    with subprocess.Popen([sys.executable, "-c", ""]) as child:
-        child.wait()
-    gone = RankState(rank=0, path=tmp_path, pid=child.pid, handle=0)
-    log.look([gone, RankState(rank=1, path=tmp_path)])
-    assert not (tmp_path / RESOURCES_CSV).exists()
-
-
-RECORDED = """
-xid 79 fatal: NVRM: Xid (PCI:0000:b1:00): 79, GPU has fallen off the bus.
-xid 14 fatal: NVRM: Xid (0000:03:00): 14, Channel 00000001
-xid 63 fatal: NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping
-nvrm: NVRM: GPU at PCI:0000:03:00: GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7
-pcie: pcieport 0000:00:1c.0: AER: Corrected error message received from 0000:00:1c.0
-pcie fatal: nvidia 0000:17:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction
-pcie fatal: pcieport 0000:16:01.0: pciehp: Slot(1): Link Down
-oom: Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB
-"""
-
-
 def kmsg(path: Path, *texts: str) -> None:
     with path.open("a") as stream:
         for number, text in enumerate(texts):
             stream.write(f"4,{number},{1000 + number},-;{text}\n SUBSYSTEM=pci\n")
 
 
-@pytest.mark.parametrize("case", RECORDED.strip().splitlines())
-def test_a_published_line_is_understood(case: str) -> None:
-    told, _, text = case.partition(": ")
+@table(__file__, "kernel_lines")
+def test_a_published_line_is_understood(told: str, text: str) -> None:
     (line,) = parse_lines([text])
     found = [line.kind.name.lower(), line.xid and str(line.xid), line.fatal and "fatal"]
     assert " ".join(filter(None, found)) == told
 
 
-def test_only_lines_of_the_window_count_and_only_those_that_concern(tmp_path: Path) -> None:
-    device = tmp_path / "kmsg"
-    kmsg(device, "NVRM: Xid (PCI:0000:17:00): 48, before the launch")
-    log = KernelLog(kmsg=device)
-    kmsg(device, "EXT4-fs (vda): mounted", "NVRM: Xid (PCI:0000:17:00): 79, in\\x20it")
-    window = log.close(tmp_path)
-    assert [line.text for line in window.lines] == ["NVRM: Xid (PCI:0000:17:00): 79, in it"]
-    document = json.loads((tmp_path / "kernel_log.json").read_text())
-    assert document["source"] == str(device) and document["others"] == 1
-    assert document["lines"] == ["NVRM: Xid (PCI:0000:17:00): 79, in it"]
-
-
-def test_secrets_are_blanked_and_a_flood_is_counted(
+def test_lines_of_the_window_that_concern_count_with_secrets_blanked_and_no_flood(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-77aa55")
     device = tmp_path / "kmsg"
-    device.touch()
+    kmsg(device, "NVRM: Xid (PCI:0000:17:00): 48, before the launch")
     log = KernelLog(kmsg=device)
-    kmsg(device, *["NVRM: says canary-77aa55"] * (MOST_LINES + 7))
+    kmsg(device, "EXT4-fs (vda): mounted", "NVRM: Xid (PCI:0000:17:00): 79, in\\x20it")
+    kmsg(device, *["NVRM: says canary-77aa55"] * (MOST_LINES + 6))
     window = log.close(tmp_path)
+    document = json.loads((told := tmp_path / "kernel_log.json").read_text())
+    assert document["lines"] == [line.text for line in window.lines]
+    assert document["lines"][0] == "NVRM: Xid (PCI:0000:17:00): 79, in it"
+    assert document["source"] == str(device) and document["others"] == 1
     assert (len(window.lines), window.left_out) == (MOST_LINES, 7)
-    assert "canary" not in (tmp_path / "kernel_log.json").read_text()
+    assert "canary" not in told.read_text()
 
 
 def test_a_log_that_cannot_be_read_says_why(

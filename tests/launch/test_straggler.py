@@ -12,6 +12,7 @@ from runbook.folder.launch.documents import Load
 from runbook.launch.incident import bundle, stopped_at
 from runbook.launch.incident.flight import Straggler, find_straggler, read_flights
 from runbook.records import End, LaunchStatus
+from tests.factory.tables import table
 from tests.launch.test_flight import BUS, GRAD, START, TOKEN, steps, write
 
 
@@ -27,23 +28,9 @@ def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> Non
     assert straggler.text(None).startswith("straggler: rank 1 comes 2")
 
 
-def load(cpus: int, *, others: float, steal: float = 0.0) -> Load:
-    return Load(cpus=cpus, others=others, steal=steal, highest=1.0)
-
-
-@pytest.mark.parametrize(
-    ("busy", "blamed"),
-    [
-        (load(2, others=0.49), True),  # the CPUs lacked less than the 21 ms of 20 ms a step
-        (load(2, others=0.6), False),
-        (load(2, others=0.1, steal=0.5), False),
-        (load(16, others=0.6), True),  # six free CPUs for two ranks
-        (load(1, others=0.0), True),  # one CPU too few: no more than 20 ms a step
-        (None, True),
-    ],
-)
+@table(__file__, "short_of_cpus")
 def test_who_only_waits_for_a_cpu_is_no_straggler(
-    tmp_path: Path, busy: Load | None, blamed: bool
+    tmp_path: Path, why: str, cpus: int, others: float, steal: float, blamed: bool
 ) -> None:
     """Two healthy ranks beside other work: the one whose CPU is shared comes late each time."""
     ops = steps(30)
@@ -51,9 +38,10 @@ def test_who_only_waits_for_a_cpu_is_no_straggler(
     write(tmp_path, 0, ops)
     write(tmp_path, 1, ops, late=late)
     end = End(status=LaunchStatus.COMPLETED, cause="", culprit_rank=None)
+    busy = Load(cpus=cpus, others=others, steal=steal, highest=1.0) if cpus else None
     _, _, (note,) = bundle(tmp_path, [], end, token=TOKEN, console=[], load=busy)
     assert "rank 1 comes 21 ms late in each of 30 steps of" in note
-    assert note.startswith("straggler: " if blamed else "short of CPUs: ")
+    assert note.startswith("straggler: " if blamed else "short of CPUs: "), why
     assert blamed or "2 ranks ran while other work took " in note
 
 

@@ -16,63 +16,67 @@ from tests.factory import programs
 
 
 @pytest.fixture
-def checkout(tmp_path: Path) -> Path:
+def package(tmp_path: Path) -> Path:
+    """A checkout with a package."""
     folder = tmp_path / "checkout"
-    folder.mkdir()
+    (folder / "nsa").mkdir(parents=True)
     programs.git(folder, "init", "-q", "-b", "main")
-    (folder / "a.txt").write_text("one\n")
-    programs.git(folder, "add", "a.txt")
+    (folder / "nsa" / "__init__.py").write_text("")
+    (folder / "nsa" / "layer.py").write_text("SCALE = 1.0\n")
+    (folder / "notes.txt").write_text("one\n")
+    (folder / ".gitignore").write_text("__pycache__/\nbuild/\n*.log\n")
+    programs.git(folder, "add", ".")
     programs.git(folder, "commit", "-qm", "first")
     return folder
 
 
-def test_commits_that_the_last_fetch_brought_are_counted(checkout: Path, tmp_path: Path) -> None:
+def test_commits_that_the_last_fetch_brought_are_counted(package: Path, tmp_path: Path) -> None:
     """Requirement P1, "freshly fetched": nothing is fetched here, but what is known is told."""
-    state = git.read_git(checkout)
+    state = git.read_git(package)
     assert (state.upstream, state.behind) == (None, None)
     mine = tmp_path / "mine"
-    programs.git(tmp_path, "clone", "-q", str(checkout), str(mine))
+    programs.git(tmp_path, "clone", "-q", str(package), str(mine))
     assert (git.read_git(mine).upstream, git.read_git(mine).behind) == ("origin/main", 0)
-    programs.git(checkout, "commit", "-q", "--allow-empty", "-m", "second")
+    programs.git(package, "commit", "-q", "--allow-empty", "-m", "second")
     assert git.read_git(mine).behind == 0, "nobody has fetched it"
     programs.git(mine, "fetch", "-q")
     assert git.read_git(mine).behind == 1
 
 
-def test_a_checkouts_own_settings_start_no_program(checkout: Path, tmp_path: Path) -> None:
+def test_a_checkouts_own_settings_start_no_program(package: Path, tmp_path: Path) -> None:
     trap = tmp_path / "trap.sh"
     trap.write_text(f"#!/bin/sh\ntouch {tmp_path}/sprung\n")
     trap.chmod(0o755)
-    programs.git(checkout, "config", "core.fsmonitor", str(trap))
-    programs.git(checkout, "config", "diff.external", str(trap))
-    (checkout / ".gitattributes").write_text("*.txt diff=trap\n")
-    programs.git(checkout, "config", "diff.trap.textconv", str(trap))
-    (checkout / "a.txt").write_bytes(b"two caf\xe9\n")
-    state = git.read_git(checkout)
+    programs.git(package, "config", "core.fsmonitor", str(trap))
+    programs.git(package, "config", "diff.external", str(trap))
+    (package / ".gitattributes").write_text("*.txt diff=trap\n")
+    programs.git(package, "config", "diff.trap.textconv", str(trap))
+    (package / "notes.txt").write_bytes(b"two caf\xe9\n")
+    state = git.read_git(package)
     assert state.dirty and "+two" in state.diff
     assert not (tmp_path / "sprung").exists()
     # The trap is a real one: git alone steps into it.
-    plain = ["git", "-C", str(checkout), "diff", "HEAD", "--no-ext-diff", "--no-textconv"]
+    plain = ["git", "-C", str(package), "diff", "HEAD", "--no-ext-diff", "--no-textconv"]
     diff = subprocess.run(plain, check=True, capture_output=True).stdout
     assert (tmp_path / "sprung").exists()
     assert state.diff_sha256 == hashlib.sha256(diff).hexdigest(), "bytes of any encoding"
 
 
 def test_from_a_hook_a_clone_leaves_the_checkout_of_the_hook_alone(
-    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hook and `rebase --exec` set GIT_DIR: the clone's checkout moved the HEAD of that one."""
-    first = programs.git(checkout, "rev-parse", "HEAD")
-    (checkout / "a.txt").write_text("two\n")
-    programs.git(checkout, "commit", "-qam", "second")
-    second = programs.git(checkout, "rev-parse", "HEAD")
+    first = programs.git(package, "rev-parse", "HEAD")
+    (package / "notes.txt").write_text("two\n")
+    programs.git(package, "commit", "-qam", "second")
+    second = programs.git(package, "rev-parse", "HEAD")
     with monkeypatch.context() as hook:
-        hook.setenv("GIT_DIR", str(checkout / ".git"))
-        hook.setenv("GIT_INDEX_FILE", str(checkout / ".git" / "index"))
-        assert git.clone_at(checkout, first, tmp_path / "clone") == ""
+        hook.setenv("GIT_DIR", str(package / ".git"))
+        hook.setenv("GIT_INDEX_FILE", str(package / ".git" / "index"))
+        assert git.clone_at(package, first, tmp_path / "clone") == ""
         state = git.read_git(tmp_path / "clone")
         assert (state.sha, state.status) == (first, "")
-    state = git.read_git(checkout)
+    state = git.read_git(package)
     assert (state.sha, state.branch, state.status) == (second, "main", "")
 
 
@@ -83,9 +87,9 @@ def test_outside_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_checkout_of_another_user_is_refused_by_git_and_told_as_that(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
+    package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(checkout)
+    monkeypatch.chdir(package)
     assert "belongs to a git checkout" in git.why_no_checkout()
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     monkeypatch.setenv("LANG", "de_DE.UTF-8")
@@ -93,20 +97,6 @@ def test_a_checkout_of_another_user_is_refused_by_git_and_told_as_that(
     why = git.why_no_checkout()
     assert why.startswith("git refuses ") and "which another user owns" in why
     assert "git config --global --add safe.directory /" in why
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A checkout with a package."""
-    programs.git(tmp_path, "init", "-q", "-b", "main")
-    (tmp_path / "nsa").mkdir()
-    (tmp_path / "nsa" / "__init__.py").write_text("")
-    (tmp_path / "nsa" / "layer.py").write_text("SCALE = 1.0\n")
-    (tmp_path / "notes.txt").write_text("one\n")
-    (tmp_path / ".gitignore").write_text("__pycache__/\nbuild/\n*.log\n")
-    programs.git(tmp_path, "add", ".")
-    programs.git(tmp_path, "commit", "-qm", "first")
-    return tmp_path
 
 
 def flagged(flag: str) -> Callable[[Path], None]:
@@ -189,16 +179,8 @@ def test_ordinary_ignored_files_flags_and_line_ends_are_clean(package: Path) -> 
     programs.git(package, "add", "notes.txt")
     state = git.read_git(package)
     assert not state.dirty, state.changed
-
-
-def test_a_sparse_checkout_is_clean(package: Path) -> None:
-    subprocess.run(
-        ["git", "-C", str(package), "sparse-checkout", "set", "--no-cone", "/nsa/"],
-        check=True,
-        capture_output=True,
-    )
-    assert not (package / "notes.txt").exists()
-    assert not git.read_git(package).dirty
+    programs.git(package, "sparse-checkout", "set", "--no-cone", "/nsa/")
+    assert not (package / "notes.txt").exists() and not git.read_git(package).dirty
 
 
 def test_a_commit_that_another_was_put_in_the_place_of_is_read_as_it_was(package: Path) -> None:

@@ -28,8 +28,8 @@ from runbook.machine.preflight import _git_drafts
 from runbook.records import RunRecord, Verdict
 from tests.factory import programs
 from tests.factory.programs import program
-from tests.factory.tables import table
-from tests.machine.test_nvidia import FIXTURES
+from tests.factory.tables import rows, table
+from tests.machine.test_detect import FIXTURES
 from tests.reports.samples import run as sample_run
 
 HERE = Path(__file__).resolve().parents[2]
@@ -57,10 +57,7 @@ def test_a_path_file_that_executes_and_belongs_to_no_package_is_named(
     monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path)])
     (tmp_path / "folders.pth").write_text("/somewhere\n")
     (tmp_path / "owned.pth").write_text("import os\n")
-    info = tmp_path / "owned-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: owned\nVersion: 1\n")
-    (info / "RECORD").write_text("owned.pth,,\n")
+    (made(tmp_path, "owned", "1") / "RECORD").write_text("owned.pth,,\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert startup_code() == []
     (tmp_path / "zz.pth").write_text("import os; os.environ['X'] = '1'\n")
@@ -156,32 +153,28 @@ def test_a_driver_that_does_not_answer_is_not_the_same_as_no_gpu(smi: Path) -> N
             refuse_if_unlike(record(then), identity())
 
 
-def made(folder: Path, name: str, version: str, *requires: str) -> None:
+NEEDS = """Requires-Dist: nvidia-nccl-cu13 (>=2) ; platform_system == 'Linux'
+Requires-Dist: opt ; extra == 'x'
+"""
+
+
+def made(folder: Path, name: str, version: str) -> Path:
     """A package as installers leave it, which comes before the real one of that name."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
-    lines = [f"Requires-Dist: {one}\n" for one in requires]
     text = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    (info / "METADATA").write_text("".join([text, *lines]))
+    (info / "METADATA").write_text(text + NEEDS * (name == "torch"))
+    return info
 
 
 def test_a_package_that_torch_computes_with_counts_and_a_profiler_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    needed = ("nvidia-nccl-cu13 (>=2) ; platform_system == 'Linux'", "opt ; extra == 'x'")
     found = []
-    for number, packages in enumerate(
-        [
-            [("torch", "9.9", *needed)],
-            [("torch", "9.9", *needed), ("nvidia-nccl-cu13", "2.1")],
-            [("torch", "9.9", *needed), ("nvidia-nccl-cu13", "2.2")],
-            [("torch", "9.9", *needed), ("nvidia-nccl-cu13", "2.2"), ("opt", "1"), ("spy", "1")],
-            [("torch", "9.9+cpu", *needed), ("nvidia-nccl-cu13", "2.2")],
-        ]
-    ):
+    for number, row in enumerate(rows(__file__, "installed")):
         with monkeypatch.context() as here:
-            for one in packages:
-                made(tmp_path / str(number), *one)
+            for name, version in row["packages"].items():
+                made(tmp_path / str(number), name, version)
             here.syspath_prepend(tmp_path / str(number))
             found.append(installed_digest())
     assert len(set(found)) == 4

@@ -1,43 +1,33 @@
-"""The whole collection on the real machine, and the canary."""
+"""The whole collection on the real machine, the canary, and what is asked of the host."""
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
+from runbook.config.settings import environment_notes, environment_problems
 from runbook.folder.facts import finish
-from runbook.machine.host import ask_torch
+from runbook.machine import host
+from runbook.machine.host import Seen, ask_torch, find_trainers
 from runbook.machine.preflight import collect_preflight, load_drafts
 from runbook.process import run_tool
 from runbook.records.evidence import Fact
+from tests.factory.tables import rows, table
 from tests.shared import crowded
 
 CANARY = "canary-77aa88bb99cc"
 
-PROMISED = {
-    "git.branch", "git.behind", "git.sha", "git.dirty", "git.diff_sha256", "trainer.imports",
-    "torch.version", "torch.cuda_available", "torch.device_count", "torch.cuda", "torch.nccl",
-    "gpu.count", "gpu.installed", "gpu.names", "gpu.driver", "gpu.pcie_gen", "gpu.pcie_gen_max",
-    "gpu.pcie_width", "gpu.processes", "gpu.memory_used_mib",
-    "gpu.memory_total_mib", "gpu.nvlink", "infiniband.present", "disk.free_gib", "disk.write_mib_s",
-    "port.free", "processes.leftover", "processes.other_runs", "cpu.count", "memory.total_gib",
-    "env.problems", "host.shm_gib", "host.shm_free_gib",
-    "host.load_per_cpu", "host.busy_cpus", "package.path", "package.sha256", "python.startup",
-}  # fmt: skip
-
 
 NEEDS = ("the hub does not answer", "checkpoints: 0.01 GiB for 3")
-
-
-class Notes:
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.texts.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -47,24 +37,15 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         patch.setenv("HF_TOKEN", CANARY)
         patch.setenv("NSA_DDP_BUCKET_MB", "50")
         patch.setenv("TORCH_LOGS_URL", f"https://me:{CANARY}@logs.example/")
-        notes = Notes()
-        facts = collect_preflight(folder, expected_branch="nowhere", note=notes.note, needs=NEEDS)
-    assert notes.texts
+        notes: list[str] = []
+        facts = collect_preflight(folder, expected_branch="nowhere", note=notes.append, needs=NEEDS)
+    assert notes
     return folder, facts
 
 
 def test_what_launches_need_is_a_fact_of_its_own(collected: tuple[Path, dict[str, Fact]]) -> None:
     fact = collected[1]["needs.missing"]
     assert (fact.value, fact.note) == NEEDS
-
-
-def test_every_promised_fact_has_a_value_or_says_why_not(
-    collected: tuple[Path, dict[str, Fact]],
-) -> None:
-    _, facts = collected
-    assert set(facts) >= PROMISED
-    for fact in facts.values():
-        assert fact.value is not None or fact.note, fact.name
 
 
 def test_the_artifacts_bear_the_runbooks_names(collected: tuple[Path, dict[str, Fact]]) -> None:
@@ -139,3 +120,80 @@ def test_where_there_is_no_shared_memory_it_is_said(tmp_path: Path) -> None:
     facts = {one.name: one for one in load_drafts(tmp_path)}
     for name in ("host.shm_gib", "host.shm_free_gib"):
         assert facts[name].value is None and "No such file" in facts[name].note
+
+
+def test_infiniband_ports_with_their_state(tmp_path: Path) -> None:
+    ports = rows(__file__, "infiniband")
+    for told in ports:
+        port = tmp_path / told["port"].replace("/", "/ports/")
+        port.mkdir(parents=True)
+        (port / "state").write_text(f"{told['state']}\n")
+        (port / "link_layer").write_text(f"{told['layer']}\n")
+    assert host.find_infiniband(tmp_path) == {told["port"]: told["is"] for told in ports}
+    assert host.find_infiniband(tmp_path / "absent") == {}
+
+
+def test_memory_is_that_of_the_container_if_less(tmp_path: Path) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    whole = host.memory_total_gib(tmp_path)
+    assert whole == host.memory_total_gib(tmp_path / "absent") > 0.25
+    (tmp_path / "memory.max").write_text(f"{1024**3 // 4}\n")
+    assert host.memory_total_gib(tmp_path) == 0.25
+
+
+def test_write_speed_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert host.write_speed_mib_s(tmp_path, size_mib=2) > 0
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError):
+        host.write_speed_mib_s(tmp_path / "absent", size_mib=1)
+
+
+def test_a_held_port_is_not_free_and_names_its_owner() -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        number = holder.getsockname()[1]
+        assert f"pid {os.getpid()}" in (host.port_holder(number) or "")
+    assert host.port_holder(number) is None
+
+
+@table(__file__, "trees")
+def test_a_trainer_of_anybody_is_found_by_what_it_runs(
+    why: str, tree: list[dict[str, Any]], more: dict[str, str], orphans: dict[int, bool]
+) -> None:
+    """`ps aux | grep train_showcase` of the documents, without what only has the name."""
+    seen = [Seen(**{**one, "words": tuple(one.get("words", "").split())}) for one in tree]
+    assert {item.pid: item.orphan for item in find_trainers(seen, **more)} == orphans, why
+
+
+def test_a_trainer_that_somebody_left_is_named_with_its_pid_and_left_alone() -> None:
+    """A real process without a token, whose starter has gone; its own trainer only sleeps."""
+    middle = (
+        "import subprocess, sys; words = [sys.executable, '-c', 'import time; time.sleep(60)'];"
+        "print(subprocess.Popen([*words, '-m', 'nsa.train'], stdout=subprocess.DEVNULL).pid)"
+    )
+    pid = int(subprocess.check_output([sys.executable, "-c", middle], start_new_session=True))
+    try:
+        (mine,) = [item for item in find_trainers() if item.pid == pid]
+        assert mine.orphan and str(mine).startswith(f"pid {pid} left over: {sys.executable} -c ")
+        assert psutil.pid_exists(pid)
+    finally:
+        os.kill(pid, 9)
+
+
+def test_everything_wrong_with_the_environment_is_listed() -> None:
+    wrong = rows(__file__, "wrong_variables")
+    problems = environment_problems(
+        {name: value for row in wrong for name, value in row["set"].items()}, uses_nccl=True
+    )
+    assert len(problems) == len(wrong)
+    assert [row for row in wrong if row["said"] not in "\n".join(problems)] == []
+
+
+def test_variables_that_torch_renamed_get_a_note_each() -> None:
+    notes = environment_notes(
+        {"NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_ALGO": "Ring", "NCCL_LATER": "1"}, uses_nccl=True
+    )
+    assert len(notes) == 2
+    assert notes["NCCL_ASYNC_ERROR_HANDLING"]
+    assert notes["NCCL_LATER"].startswith("no name that NCCL 2.")

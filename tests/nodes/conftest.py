@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,12 @@ from tests.nodes import kubernetes, slurm
 from tests.nodes.helpers import Place
 
 
-@contextmanager
-def slurm_of(folder: Path, nodes: int) -> Iterator[slurm.Cluster]:
-    """A running cluster; skipped, with the reason, where Slurm is not installed."""
+@pytest.fixture(scope="session")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
+    """A running cluster for each worker that has tests of it; skipped where Slurm is absent."""
     if absent := slurm.missing_programs():
         pytest.skip(f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)")
-    cluster = slurm.Cluster(folder, nodes)
+    cluster = slurm.Cluster(tmp_path_factory.mktemp("slurm"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
         patch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
@@ -30,38 +29,11 @@ def slurm_of(folder: Path, nodes: int) -> Iterator[slurm.Cluster]:
             cluster.down()
 
 
-@pytest.fixture(scope="session")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
-    """One of two nodes for each worker that has tests of it."""
-    with slurm_of(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def in_slurm(two_nodes: slurm.Cluster) -> Iterator[Place]:
     """The cluster, of which a test must leave no job behind."""
     yield Place(kind="slurm", cluster=two_nodes)
     assert two_nodes.left() == []
-
-
-@pytest.fixture
-def slurm_with(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[[int], slurm.Cluster]]:
-    """Makes a cluster of so many nodes for one test, which must leave no job behind."""
-    with ExitStack() as opened:
-
-        def make(nodes: int) -> slurm.Cluster:
-            folder = tmp_path_factory.mktemp("slurm")
-            cluster = opened.enter_context(slurm_of(folder, nodes))
-            opened.callback(lambda: _is_empty(cluster))
-            return cluster
-
-        yield make
-
-
-def _is_empty(cluster: slurm.Cluster) -> None:
-    assert cluster.left() == []
 
 
 @pytest.fixture

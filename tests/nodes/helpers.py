@@ -18,7 +18,7 @@ import psutil
 from runbook.engine.verify import verify_run
 from runbook.folder import run_folders
 from runbook.folder.manifest import check_manifest
-from runbook.launch import Budgets, LaunchOptions, adopt_launch, run_launch
+from runbook.launch import Budgets, LaunchOptions, adopt_launch
 from runbook.launch.kubernetes import KubernetesCluster
 from runbook.launch.kubernetes.manifests import Request, read_pod
 from runbook.launch.nodes import NodesLauncher
@@ -28,7 +28,7 @@ from runbook.launch.slurm import SlurmCluster
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch
-from tests.launch.helpers import FAKE
+from tests.launch.helpers import FAKE, run
 
 # Files take longer than pipes, and a start on two nodes takes two interpreters.
 FAST = Budgets(
@@ -81,11 +81,7 @@ class Place:
 
     def run(self, launch: Launch, root: Path, **options: object) -> LaunchResult:
         """Run it with short budgets and no retry; nothing with its token is left."""
-        fields: dict[str, object] = {"budgets": FAST, "retry": False, "observer": Observer()}
-        fields["launcher"] = self.launcher(root)
-        result = run_launch(launch, LaunchOptions(run_root=root, **fields | options))  # type: ignore[arg-type]
-        assert carriers(result.run_token) == []
-        return result
+        return run(launch, root, **({"budgets": FAST, "launcher": self.launcher(root)} | options))
 
     def adopted(self, launch: Launch, root: Path, notes: Notes) -> LaunchResult | None:
         where = self.launcher(root, notes=notes)

@@ -79,41 +79,20 @@ def test_the_dry_run_prints_the_batch_script(tmp_path: Path) -> None:
     assert "torchrun --rdzv-backend=c10d" in script and "--nnodes=2 --nproc_per_node=1" in script
 
 
-@pytest.mark.parametrize(
-    ("fields", "ends", "takes_out"),
-    [
-        (
-            {"launcher": "slurm", "partition": "gpu", "queue_s": 60},
-            "--launcher slurm --nodes 2 --partition gpu --queue-s 60",
-            "scontrol update nodename={node} state=drain reason={reason}",
-        ),
-        (
-            {"launcher": "kubernetes:pod.yaml"},
-            f"--launcher kubernetes:{Path('pod.yaml').absolute()} --nodes 2",
-            "kubectl cordon {node}",
-        ),
-    ],
-)
+@table(__file__, "printed_commands")
 def test_the_commands_that_a_report_prints_ask_for_the_cluster_again(
     fields: dict[str, Any], ends: str, takes_out: str
 ) -> None:
     asked = RunOptions(profile="cpu", nodes=2, **fields).invocation()
-    assert asked.line(["baseline"]).endswith(ends)
+    assert asked.line(["baseline"]).endswith(ends.replace("{here}", str(Path.cwd())))
     assert Invocation.recorded("cpu", {}, asked.options()) == asked
     assert launcher(asked.launcher).takes_out() == takes_out
 
 
-def test_a_job_as_slurm_tells_it() -> None:
-    job = parse_job(
-        "JobId=4 JobName=runbook-ab UserId=root(0) JobState=PENDING "
-        "Reason=Nodes_required_for_job_are_DOWN ExitCode=0:0 NodeList=(null)"
-    )
-    assert (job.waits, job.over, job.nodes) == (True, False, "")
-    assert job.reason == "Nodes_required_for_job_are_DOWN"
-    ended = parse_job(
-        "JobId=4 JobState=FAILED Reason=NonZeroExitCode ExitCode=28:0 NodeList=n[0-1]"
-    )
-    assert (ended.over, ended.code, ended.nodes) == (True, 28, "n[0-1]")
+@table(__file__, "jobs_in_slurm")
+def test_a_job_as_slurm_tells_it(said: str, told: dict[str, object]) -> None:
+    job = parse_job(said)
+    assert {name: getattr(job, name) for name in told} == told
 
 
 def test_a_folder_with_odd_characters_stays_one_word(tmp_path: Path) -> None:

@@ -16,8 +16,18 @@ from runbook.launch import StopRequest
 from runbook.launch.nodes.files import JOB_JSON, last_state
 from runbook.process.reaper import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from tests.cli.shell import runbook
+from tests.factory.tables import table
 from tests.launch.helpers import FAKE, At
-from tests.nodes.helpers import Notes, Place, killed_while_it_trains, processes_of, two_ranks
+from tests.nodes.helpers import (
+    Notes,
+    Place,
+    check_on_one_and_two_nodes,
+    killed_in_the_middle,
+    killed_while_it_trains,
+    processes_of,
+    two_ranks,
+)
 from tests.shared import crowded
 
 LONG = pytest.mark.slow
@@ -48,17 +58,9 @@ def test_a_healthy_launch_leaves_what_one_machine_leaves(place: Place, tmp_path:
 
 
 @LONG
-@pytest.mark.parametrize(
-    ("fault", "status", "words"),
-    [
-        ("sigkill", LaunchStatus.CRASHED, "rank 1 was ended by SIGKILL"),
-        ("raise", LaunchStatus.CRASHED, "ValueError: injected"),
-        ("hang", LaunchStatus.HUNG, "hang: rank 1 silent for"),
-        ("stop", LaunchStatus.HUNG, "frozen: rank 1 is stopped (T)"),
-    ],
-)
+@table(__file__, "rank_faults")
 def test_a_rank_that_fails_is_named_with_its_node(
-    place: Place, tmp_path: Path, fault: str, status: LaunchStatus, words: str
+    place: Place, tmp_path: Path, fault: str, status: str, words: str
 ) -> None:
     result = place.run(two_ranks("--fault", fault), tmp_path)
     assert (result.status, result.culprit_rank) == (status, 1), result
@@ -238,3 +240,40 @@ def test_a_node_that_goes_down_is_named(place: Place, tmp_path: Path) -> None:
     calls = "Kubernetes calls it Ready=Unknown, NodeStatusUnknown"
     assert place.kind == "slurm" or calls in result.cause
     assert time.monotonic() - began[0] < crowded(60)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    ("place", "words", "code"),
+    [
+        ("slurm", ("--launcher", "slurm"), 0),  # the whole CPU plan
+        ("kubernetes", ("--launcher", "kubernetes:pod.yaml", "--phase", "preflight,baseline"), 4),
+    ],
+    indirect=["place"],
+)
+def test_a_run_passes_though_its_harness_was_killed(
+    place: Place, tmp_path: Path, words: tuple[str, ...], code: int
+) -> None:
+    environment = place.cluster.environment
+    asked = ("--profile", "cpu", "--nodes", "2", *words)
+    run_root = killed_in_the_middle(tmp_path, environment, *asked)
+    left = json.loads((run_root / "baseline/run1/job.json").read_text())
+    if place.kind == "kubernetes":
+        place.pod.unlink()  # it goes on with the pod that it began with
+    done = runbook("run", "--resume", run_root.name, cwd=tmp_path, timeout_s=900, **environment)
+    called = left["job_id"] or f"runbook-{left['run_token']}"
+    assert f"job {called} outlived its harness" in done.err
+    assert done.code == code, done.out
+    record = json.loads((run_root / "run.json").read_text())
+    assert record["verdict"] == {0: "GO", 4: "PARTIAL PASS"}[code]
+    assert "2 ranks on CPU over 2 nodes" in record["scope"]
+    assert not any("CUT OFF" in text for text in record["caveats"])
+    asked_for = str(record["options"]["launcher"])
+    assert asked_for == ("slurm" if place.kind == "slurm" else f"kubernetes:{place.pod}")
+    rows = {check["id"]: check for phase in record["phases"] for check in phase["checks"]}
+    nodes = {"preflight.nodes", "preflight.nodes_alike"}
+    assert {rows[name]["outcome"] for name in nodes} == {"PASS"}
+    assert nodes <= set(record["required"])
+    check_on_one_and_two_nodes(run_root, record)

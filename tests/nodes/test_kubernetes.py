@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from runbook.launch.kubernetes.manifests import LABEL, Request, read_pod
 from runbook.launch.nodes.files import Job
 from runbook.records import LaunchStatus
 from tests.cli.shell import inside, runbook
-from tests.factory.tables import table
+from tests.factory.tables import rows, table
 from tests.nodes.helpers import Place, two_ranks
 
 # The oldest and the newest one whose schemas are installed, and one between.
@@ -66,6 +67,15 @@ def test_a_dry_run_prints_what_kubectl_and_the_schemas_accept(
     assert (done.returncode, done.stdout.splitlines()) == (0, made[:nodes]), done.stderr
 
 
+def part_of(found: Any, wanted: Any) -> Any:
+    """What a document says where the other one says something."""
+    if isinstance(wanted, dict):
+        return {key: part_of(found.get(key), wanted[key]) for key in wanted}
+    if isinstance(wanted, list) and len(wanted) == len(found):
+        return [part_of(one, other) for one, other in zip(found, wanted, strict=True)]
+    return found
+
+
 def test_the_job_has_what_the_pod_file_has_and_what_a_launch_needs(
     pod: Path, tmp_path: Path
 ) -> None:
@@ -73,22 +83,16 @@ def test_the_job_has_what_the_pod_file_has_and_what_a_launch_needs(
     job, service = dry_run(
         tmp_path, "--phase", "baseline", "--profile", "gpus.yaml", "--nodes", "2"
     )
-    assert job["metadata"]["namespace"] == service["metadata"]["namespace"] == "training"
-    spec, template = job["spec"], job["spec"]["template"]
-    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
-    assert (spec["backoffLimit"], template["spec"]["restartPolicy"]) == (0, "Never")
-    assert spec["activeDeadlineSeconds"] > 3600 and spec["ttlSecondsAfterFinished"] > 0
+    (wanted,) = rows(__file__, "job_and_service")
+    assert part_of({"job": job, "service": service}, wanted) == wanted
+    assert (
+        job["spec"]["activeDeadlineSeconds"] > 3600 and job["spec"]["ttlSecondsAfterFinished"] > 0
+    )
     labels = {"team": "nsa", LABEL: "runbook"}
+    template = job["spec"]["template"]
     assert job["metadata"]["labels"] == template["metadata"]["labels"] == labels
-    assert service["spec"]["clusterIP"] == "None"
     assert service["spec"]["selector"].items() <= labels.items()
-    assert template["spec"]["subdomain"] == service["metadata"]["name"]
-    assert template["spec"]["nodeSelector"] == {"pool": "gpu"}
-    apart = template["spec"]["affinity"]["podAntiAffinity"]
-    (term,) = apart["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert term["topologyKey"] == "kubernetes.io/hostname"
     (container,) = template["spec"]["containers"]
-    assert container["resources"]["limits"] == {"nvidia.com/gpu": 2}
     mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     assert volumes[mounts["/dev/shm"]]["emptyDir"] == {"medium": "Memory"}
@@ -148,79 +152,37 @@ def test_what_is_missing_here_is_told_before_anything_starts(
     assert runbook("run", *words, cwd=tmp_path, KUBECONFIG="/dev/null").code == 2
 
 
-def a_pod(state: dict[str, Any], *conditions: dict[str, str], **status: str) -> dict[str, Any]:
+def a_pod(state: dict[str, Any], conditions: Sequence[Any] = (), **status: str) -> dict[str, Any]:
     told = {"containerStatuses": [{"name": "trainer", "state": state}], "conditions": conditions}
     spec = {"containers": [{"name": "trainer"}], "nodeName": "k1"}
     return {"metadata": {"name": "a"}, "spec": spec, "status": {**told, **status}}
 
 
-def holds(kind: str, reason: str, message: str = "", status: str = "True") -> dict[str, str]:
-    return {"type": kind, "status": status, "reason": reason, "message": message}
-
-
-def told(*conditions: dict[str, str], pods: tuple[dict[str, Any], ...], **more: Any) -> JobState:
+def told(conditions: list[dict[str, str]], pods: list[dict[str, Any]], **more: Any) -> JobState:
     job = {"metadata": {}, "status": {"conditions": conditions}}
-    return JobState(**({"job": job, "pods": pods, "nodes": 1} | more))
+    made = tuple(a_pod(**pod) for pod in pods)
+    return JobState(**({"job": job, "pods": made, "nodes": 1} | more))
 
 
-RUNS: dict[str, Any] = {"running": {}}
+@table(__file__, "jobs_in_kubernetes")
+def test_a_job_as_the_cluster_tells_it(
+    job: dict[str, Any], waits: bool, over: bool, why: str
+) -> None:
+    state = told(**{"conditions": [], "pods": [], **job})
+    assert (state.waits, state.over, state.why) == (waits, over, why)
 
 
-@pytest.mark.parametrize(
-    ("state", "waits", "over", "why"),
-    [
-        (told(pods=(a_pod({"waiting": {"reason": "ContainerCreating"}}),)), True, False,
-         "ContainerCreating"),
-        (told(pods=(a_pod({}, holds("PodScheduled", "Unschedulable", "0/2", "False")),)), True,
-         False, "Unschedulable: 0/2"),
-        (told(pods=(), event="FailedCreate: quota"), True, False, "FailedCreate: quota"),
-        (told(holds("Suspended", "JobSuspended"), pods=()), True, False, "JobSuspended"),
-        (told(pods=(a_pod(RUNS),)), False, False, ""),
-        (told(pods=(a_pod(RUNS),), nodes=2), True, False, ""),
-        (told(holds("Failed", "DeadlineExceeded"), pods=()), False, True, ""),
-    ],
-)  # fmt: skip
-def test_a_job_as_the_cluster_tells_it(state: JobState, waits: bool, over: bool, why: str) -> None:
-    assert (state.waits, state.over) == (waits, over)
-    assert state.why == (why or "Kubernetes gives no reason")
-
-
-def terminated(code: int, reason: str) -> dict[str, Any]:
-    return a_pod({"terminated": {"exitCode": code, "reason": reason}}, phase="Failed")
-
-
-TAKEN = "pod a on node k1 was taken away by Kubernetes: "
-
-
-@pytest.mark.parametrize(
-    ("reason", "pod", "status", "words"),
-    [
-        ("DeadlineExceeded", None, LaunchStatus.TIMED_OUT, "reached its time limit in Kubernetes"),
-        ("", terminated(28, "Error"), LaunchStatus.CRASHED,
-         "pod a on node k1: no space left on device, in /runs/x"),
-        ("", terminated(137, "OOMKilled"), LaunchStatus.OUT_OF_MEMORY,
-         "pod a on node k1 was killed for memory (OOMKilled)"),
-        ("", a_pod(RUNS, holds("DisruptionTarget", "PreemptionByScheduler")),
-         LaunchStatus.PREEMPTED, f"{TAKEN}PreemptionByScheduler"),
-        ("", a_pod(RUNS, reason="Evicted", message="low"), LaunchStatus.PREEMPTED,
-         f"{TAKEN}Evicted: low"),
-        ("", a_pod(RUNS, holds("DisruptionTarget", "DeletionByTaintManager")),
-         LaunchStatus.HARDWARE_ERROR, "pod a on node k1 lost its node: DeletionByTaintManager"),
-        ("BackoffLimitExceeded", terminated(2, "Error"), LaunchStatus.ENVIRONMENT_ERROR,
-         "job runbook-ab is over (BackoffLimitExceeded), but 1 of its 2 nodes did not say how; "
-         "a pod says: a has no torch"),
-    ],
-)  # fmt: skip
+@table(__file__, "ends_in_kubernetes")
 def test_what_the_end_of_a_job_means(
-    reason: str, pod: dict[str, Any] | None, status: LaunchStatus, words: str
+    reason: str, pods: list[dict[str, Any]], status: str, words: str
 ) -> None:
     about = Job(run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
     over = {"gone": False, "silent": "1 of its 2 nodes"}
-    pods = (pod,) if pod else ()
-    state = told(holds("Failed", reason), pods=pods, logs=lambda name: f"{name} has no torch")
+    failed = [{"type": "Failed", "status": "True", "reason": reason, "message": ""}]
+    state = told(failed, pods, logs=lambda name: f"{name} has no torch")
     end = state.ended(about, Path("/runs/x"), **over)
-    assert end.status is status and words in end.cause
-    assert end.node == ("k1" if status is LaunchStatus.HARDWARE_ERROR else "")
+    assert end.status == status and words in end.cause
+    assert end.node == ("k1" if status == "hardware_error" else "")
     # The cluster no longer knows it.
-    gone = told(pods=(), job={}).ended(about, Path("/runs/x"), **over)
+    gone = told([], [], job={}).ended(about, Path("/runs/x"), **over)
     assert gone.status is LaunchStatus.PREEMPTED

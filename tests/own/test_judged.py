@@ -21,7 +21,6 @@ from runbook.records.evidence import PhaseEvidence
 from tests.factory.tables import rows, table
 from tests.own.runs import COUNTING, LOG, TRAINERS, document, judged, launched, profile_of
 from tests.own.test_run import runbook
-from tests.tiers import by_tier
 
 ANSWERED = {
     "completed", "ranks_alive", "loss_finite", "plausible", "accounts", "other_work",
@@ -49,49 +48,26 @@ def test_a_healthy_one_passes_what_can_be_told_and_nothing_else(tmp_path: Path) 
 SILENT = ("hang", "deaf")
 
 
-FAULTS = {row["fault"]: row for row in rows(__file__, "faults")}
-# How an end is read, and which rows count, is told in test_own_log.py without a launch.
-LONG = {"kill", "memory", "every_rank"}
+FAULTS = {row.get("name", row["fault"]): row for row in rows(__file__, "faults")}
+# How other ends are read, and which rows count, is told in test_own_log.py without a launch.
 
 
-@pytest.mark.parametrize("fault", by_tier(FAULTS, fast=lambda fault: fault not in LONG))
-def test_each_fault_makes_its_check_fail(tmp_path: Path, fault: str) -> None:
-    row = FAULTS[fault]
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_makes_its_check_fail(tmp_path: Path, name: str) -> None:
+    row, phase = FAULTS[name], FAULTS[name].get("phase", "baseline")
+    fault = row["fault"]
     more: dict[str, Any] = {"silence_s": 1.5 if fault in SILENT else 20}
     if fault == "behind":
         more["heartbeats"] = {"path": "{out}/alive_{rank}.jsonl", "step": "at"}
+    if row.get("tells_norm"):
+        more["log"] = {**LOG, "columns": {**LOG["columns"], "grad_norm": "norm"}}
     profile = profile_of(tmp_path, document(fault, **more))
-    found = judged(profile, launched(profile, tmp_path / "run"))[row["check"]]
+    found = judged(profile, launched(profile, tmp_path / "run", phase), phase)[row["check"]]
     assert (found.outcome, found.code) == (row["outcome"], row["code"]), found.reason
     assert "hunter22" not in found.reason and row.get("said", "") in found.reason
     if fault == "hang":  # one voice for all ranks accuses none
         told = json.loads((tmp_path / "run/baseline/run1/incident.json").read_text("utf-8"))
         assert [(one["rank"], one["pid"]) for one in told["ranks"]] == [(None, None)]
-
-
-@pytest.mark.parametrize(
-    ("fault", "tells_norm", "check", "outcome", "said"),
-    [
-        ("masked", True, "loss_finite", Outcome.FAIL, "the first at step 3"),
-        ("masked", False, "plausible", Outcome.INVALID, "exactly 0 in 31 rows, the first at step"),
-        ("overflow", True, "loss_finite", Outcome.PASS, "finite in all 60 steps"),
-    ],
-)
-def test_a_loss_that_is_no_number_may_be_printed_as_0(
-    tmp_path: Path, fault: str, tells_norm: bool, check: str, outcome: Outcome, said: str
-) -> None:
-    """As transformers does by itself. A scaler of fp16 leaves out one step, whose norm is inf."""
-    columns = {**LOG["columns"], **({"grad_norm": "norm"} if tells_norm else {})}
-    profile = profile_of(tmp_path, document(fault, log={**LOG, "columns": columns}))
-    found = judged(profile, launched(profile, tmp_path / "run"))[check]
-    assert found.outcome is outcome and said in found.reason, found.reason
-
-
-@pytest.mark.parametrize(("fault", "outcome"), [("none", Outcome.PASS), ("rising", Outcome.FAIL)])
-def test_a_loss_that_rises_does_not_learn(tmp_path: Path, fault: str, outcome: Outcome) -> None:
-    profile = profile_of(tmp_path, document(fault))
-    checks = judged(profile, launched(profile, tmp_path / "run", "long_run"), "long_run")
-    assert checks["learns"].outcome is outcome, checks["learns"].reason
 
 
 @table(__file__, "memory")
@@ -155,26 +131,14 @@ def test_every_check_that_the_page_promises_has_an_answer(tmp_path: Path) -> Non
     assert promised <= answered
 
 
-_TORCHRUN = "torchrun --nproc_per_node=2 {script} --max_steps 9 --output_dir somewhere"
 _LIVED = {"ranks_alive", "loss_finite", "plausible"}
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("script", "needs", "command", "more", "columns"),
-    [
-        ("plain_ddp", "torch", "torchrun --nproc_per_node=2 {script} --steps 9", (), {}),
-        ("spawned", "torch", "python {script} --ranks 2 --steps 9 --out somewhere",
-         ("--heartbeats", "{out}/alive_{rank}.jsonl:at"),
-         {"step": "iteration", "loss": "train/loss", "lr": "lr"}),
-        ("hf", "transformers", _TORCHRUN, (),
-         {"loss": "loss", "lr": "learning_rate", "grad_norm": "grad_norm"}),
-        ("lit", "lightning", _TORCHRUN, (), {"step": "step", "loss": "train_loss"}),
-    ],
-)  # fmt: skip
+@table(__file__, "public_trainers")
 def test_a_trainer_is_found_and_judged_as_it_is(
-    tmp_path: Path, script: str, needs: str, command: str, more: tuple[str, ...],
+    tmp_path: Path, script: str, needs: str, command: str, more: list[str],
     columns: dict[str, str],
 ) -> None:  # fmt: skip
     if importlib.util.find_spec(needs) is None:
@@ -186,12 +150,10 @@ def test_a_trainer_is_found_and_judged_as_it_is(
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
     profile = load_profile(str(tmp_path / f"{script}.yaml"))
-    own = profile.own_trainer
-    assert own is not None and own.log.columns == columns
+    assert profile.own_trainer is not None and profile.own_trainer.log.columns == columns
     assert {f"baseline.{name}" for name in _LIVED} <= set(profile.required)
     short = profile.phases["baseline"].model_copy(update={"launches": 1, "steps": 60})
-    phases = {**profile.phases, "baseline": short}
-    profile = profile.model_copy(update={"phases": phases})
+    profile = profile.model_copy(update={"phases": {**profile.phases, "baseline": short}})
     evidence = launched(profile, tmp_path / "run")
     checks = judged(profile, evidence)
     passed = {name for name in _LIVED if checks[name].outcome is Outcome.PASS}

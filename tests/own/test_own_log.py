@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 import time
@@ -26,46 +25,25 @@ from runbook.tools.own_rows import guess
 from tests.factory import records
 from tests.factory.tables import table
 
-DICTS = LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10)
 TABLE = LogMap(path="{out}/m.csv", columns={"step": "step", "loss": "train/loss"})
 ROWS = LogMap(path="{out}/m.jsonl", columns={"step": "step", "loss": "loss"})
-NAN = math.nan
-LINES = LogMap(pattern=r"iter (?P<step>\d+): loss (?P<loss>\S+), time (?P<dt_ms>[\d.]+)ms")
+LOGS = {
+    "DICTS": LogMap(columns={"loss": "loss", "lr": "learning_rate"}, every=10),
+    "TABLE": TABLE,
+    "ROWS": ROWS,
+    "LINES": LogMap(pattern=r"iter (?P<step>\d+): loss (?P<loss>\S+), time (?P<dt_ms>[\d.]+)ms"),
+}
 
 
-@pytest.mark.parametrize(
-    ("log", "lines", "expected"),
-    [
-        (DICTS, ['{"loss": 4}', "{'eval_loss': 1.0}", "{'loss': none, }"], [(10, 4.0)]),
-        (DICTS, ["  3%|##  | {'loss': 2.5} 1.2it/s", "{'loss': True}"], [(10, 2.5)]),
-        (DICTS, ["{'loss': __import__('os').getcwd()}", "{" * 9000], []),
-        (TABLE, ["epoch,step,train/loss", "0,1,2.5", "0,1,", "0,2", "epoch,step,x"], [(1, 2.5)]),
-        (ROWS, ['at {x} {"note": "a } {", "step": 2, "loss": 2.5}'], [(2, 2.5)]),
-        (ROWS, ['{"step": 3, "loss": null}', '{"step": 4}'], []),
-        (TABLE, ["epoch,step,train/loss", '0,3,"2.25"'], [(3, 2.25)]),
-        (LINES, ["iter 7: loss 3.5, time 12.5ms, mfu 1%", "step 8: val"], [(7, 3.5)]),
-        # A loss that is no number any more is a row, and so is a word in its place.
-        (DICTS, ["{'loss': 'nan'}", "{'loss': nan, 'epoch': 1}"], [(10, NAN), (20, NAN)]),
-        (DICTS, ['{"loss": NaN}', "{'loss': -inf}"], [(10, NAN), (20, -math.inf)]),
-        (ROWS, ['{"step": 3, "loss": "diverged"}'], [(3, NAN)]),
-    ],
-)
-def test_what_is_a_row(log: LogMap, lines: list[str], expected: list[tuple[int, float]]) -> None:
-    rows = RowReader(log).take_all([line.encode() for line in lines])
-    found = [(int(row["step"]), row["loss"]) for row in rows]
+@table(__file__, "log_lines")
+def test_what_is_a_row(log: str, lines: list[str], expected: list[list[float]]) -> None:
+    told = [line.replace("BRACES", "{" * 9000).encode() for line in lines]
+    rows = RowReader(LOGS[log]).take_all(told)
+    found = [[int(row["step"]), row["loss"]] for row in rows]
     assert str(found) == str(expected)  # NaN is not itself
 
 
-@pytest.mark.parametrize(
-    ("text", "arrivals", "steps", "said"),
-    [
-        *(
-            (f"1,4\n{step},4\n2,3\n", "0,1,1\n2,2,2\n", [2], "1 row(s) tell a step that is none")
-            for step in ("NaN", "-1", "1e300")
-        ),
-        ("1,4\n1,4\n2,3\n", "0,1,1\n3,2,2\n", [2], "every rank writes"),
-    ],
-)
+@table(__file__, "damaged_steps")
 def test_steps_that_are_none_or_go_back_are_damage(
     tmp_path: Path, text: str, arrivals: str, steps: list[int], said: str
 ) -> None:
@@ -121,14 +99,7 @@ def test_rows_that_come_together_are_one_reading(tmp_path: Path) -> None:
 CAME = (774.5448, 774.7568, 774.9848, 775.1848, 775.4108, 775.6088)
 
 
-@pytest.mark.parametrize(
-    ("told_ms", "is_mean"),
-    [
-        ([41.8, 42.1, 43.2, 42.5, 42.9, 42.5], True),  # as a trainer printed it
-        ([42.4, 42.4, 45.6, 40.0, 45.2, 39.6], False),
-        ([42.5] * 6, False),  # nobody can say
-    ],
-)
+@table(__file__, "means")
 def test_a_mean_since_the_start_is_none_of_the_steps_of_a_row(
     tmp_path: Path, told_ms: list[float], is_mean: bool
 ) -> None:
@@ -227,25 +198,19 @@ def test_a_rank_whose_own_heartbeats_are_not_there_has_no_last_step(tmp_path: Pa
 
 def test_pages_of_a_mapped_file_are_not_held(tmp_path: Path) -> None:
     """As a trainer has them that reads its tokens by np.memmap; 64 MiB of its own it holds."""
-    data = tmp_path / "train.bin"
-    data.write_bytes(bytes(64 * 2**20))
+    (data := tmp_path / "train.bin").write_bytes(bytes(64 * 2**20))
     script = (
         "import mmap, sys; file = open(sys.argv[1], 'rb')\n"
         "pages = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)\n"
-        "read = sum(pages[::4096])\n"
-        "own = b'x' * (64 * 2**20) if sys.argv[2] == 'own' else b''\n"
+        "read, own = sum(pages[::4096]), b'x' * (64 * 2**20)\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
-    found = {}
-    for what in ("file", "own"):
-        words = [sys.executable, "-c", script, str(data), what]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(words, text=True, **pipes) as process:
-            assert process.stdout is not None and process.stdout.readline() == "ready\n"
-            resident = psutil.Process(process.pid).memory_info().rss / 2**20
-            found[what] = (resident, held_mib(process.pid) or 0.0)
-            process.communicate()
-    resident, held = found["file"]
-    assert resident > 64 and 1 < held < 40
-    assert found["own"][1] - held == pytest.approx(64, abs=4)
+    words = [sys.executable, "-c", script, str(data)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, **pipes) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        resident = psutil.Process(process.pid).memory_info().rss / 2**20
+        held = held_mib(process.pid)
+        process.communicate()
+    assert resident > 128 and held is not None and 65 < held < 104
     assert held_mib(2**22 + 1) is None

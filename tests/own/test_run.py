@@ -79,9 +79,6 @@ def test_init_writes_a_profile_that_says_what_it_found(made: tuple[Path, list[st
         *document["required"]
     }
     assert not {name for name in document["required"] if name.startswith(("nvtx", "sdpa"))}
-
-
-def test_init_says_what_nothing_can_check(made: tuple[Path, list[str]]) -> None:
     said = (made[0] / "init.txt").read_text("utf-8")
     assert "100 tokens a step of a rank, as you say: nothing can check it" in said
     assert "no output folder" not in said and "no number of ranks" not in said

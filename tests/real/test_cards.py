@@ -22,7 +22,7 @@ from runbook.machine.gpu import profile_for
 from runbook.machine.gpu.facts import gpu_drafts
 from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
 from runbook.records import End, LaunchResult, LaunchStatus
-from tests.launch.test_hang_on_a_gpu import HANGS, missing
+from tests.launch.test_gpu_sampler import HANGS, missing
 from tests.real import H100, H200, unread_fields
 
 SMI = (H100 / "nvidia_smi.xml").read_text()

@@ -14,17 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-FAULTS = (
-    "none", "hang", "die", "kill", "memory", "nan", "flat", "rising", "too_fast", "deaf", "short",
-    "every_rank", "one_rank", "behind", "unsaid", "masked", "overflow",
-)  # fmt: skip
-
 
 def train(args: argparse.Namespace, rank: int) -> None:
     """One rank: the first one writes metrics.csv; each tells in a file of its own that it lives."""
     noise = random.Random(rank)
     steps = {"deaf": 2 * args.steps, "short": args.steps // 2}.get(args.fault, args.steps)
-    writes = rank == 0 or args.fault == "every_rank"
     log = (args.out / "metrics.csv").open("a")
     alive = (args.out / f"alive_{rank}.jsonl").open("a")
     if rank == 0:
@@ -46,7 +40,7 @@ def train(args: argparse.Namespace, rank: int) -> None:
         # What the step took, not what it was to take: on a busy machine a sleep is longer.
         told = (time.monotonic() - began) / (5 if args.fault == "too_fast" else 1)
         said = "" if args.fault == "unsaid" and step % 7 == 0 else f"{loss:.4f}"
-        if writes:
+        if rank == 0:
             print(f"{step},{said},{told:.6f},,{norm}", file=log, flush=True)
         if not (args.fault == "behind" and rank and step > 40):
             print(json.dumps({"at": step}), file=alive, flush=True)
@@ -69,10 +63,6 @@ def fail(fault: str) -> None:
         time.sleep(600)
     if fault == "die":
         raise RuntimeError("the data at https://me:hunter22@store ended early")
-    if fault == "kill":
-        os.abort()
-    if fault == "memory":
-        raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 def main() -> int:
@@ -81,7 +71,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--out", type=Path, default=Path("out"))
     parser.add_argument("--pace", type=float, default=0.02)
-    parser.add_argument("--fault", choices=FAULTS, default="none")
+    parser.add_argument("--fault", default="none")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     if "RANK" in os.environ:

@@ -1,15 +1,77 @@
-"""Budgets, hangs, and which rank is to blame for one."""
+"""What an end means, and whose it is; budgets, hangs, and which rank is to blame for one."""
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
+import pytest
+import yaml
+
+from nsa.contract import PARTED
+from runbook.folder.launch.lines import Exit
 from runbook.launch import Budgets
+from runbook.launch.end import (
+    classify_pytest,
+    classify_trainer,
+    is_communication_failure,
+    rank_exits,
+)
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Watchdog, blame
+from runbook.records import End, Kind, LaunchStatus
 from runbook.records.events import Pulse
+from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, rank
+
+ENDS = yaml.safe_load(Path(__file__).with_name("ends.yaml").read_text("utf-8"))
+
+
+def state(number: int, said: dict[str, Any]) -> RankState:
+    step = said.get("step", 0)
+    found = rank(number, age=said.get("age", 5.0 - number), step=step)
+    if "code" in said:
+        found.exit = Exit(code=said["code"], reason=said.get("reason", ""), steps_done=step)
+    found.died_at, found.parent_saw = said.get("died"), said.get("saw")
+    return found
+
+
+def end_of(
+    ranks: Sequence[dict[str, Any]], console: Sequence[str] = (), oom: Sequence[int | None] = (0, 0)
+) -> End:
+    states = [state(number, said) for number, said in enumerate(ranks)]
+    exits = rank_exits(states, 1, console)
+    before, after = oom
+    return classify_trainer(
+        states, exits, child_code=1, wanted=2, oom=(before, after), console=console
+    )
+
+
+@pytest.mark.parametrize("case", ENDS.values(), ids=ENDS)
+def test_an_end(case: dict[str, Any]) -> None:
+    console = case.get("console", ())
+    end = end_of(case.get("ranks", ()), console, case.get("oom", (0, 0)))
+    assert (end.status, end.culprit_rank) == (case["is"], case.get("culprit"))
+    assert case.get("cause", end.cause) == end.cause
+    assert case.get("says", end.cause) in end.cause and "\n" not in end.cause
+    assert is_communication_failure(end, console) is case.get("again", False)
+
+
+@table(__file__, "ends_of_pytest")
+def test_tests_that_fail_are_completed_where_their_report_says_so(
+    code: int, junit: bool, status: str
+) -> None:
+    assert classify_pytest(code, junit=junit, console=[]).status == status
+
+
+def test_ranks_that_parted_have_a_kind_and_no_culprit() -> None:
+    said = f"{PARTED} (seen first in step 2: the weights of 1 of 16 parameters, first a.b): DDP did"
+    end = end_of([{"code": 1, "reason": said, "step": 4}] * 2)
+    assert (end.status, end.kind, end.culprit_rank, end.cause) == (
+        LaunchStatus.CRASHED, Kind.PARTED, None, said
+    )  # fmt: skip
 
 
 def test_budgets_depend_on_what_a_rank_does() -> None:
@@ -20,26 +82,11 @@ def test_budgets_depend_on_what_a_rank_does() -> None:
     assert Budgets.for_launch(fake_launch(timeout_s=1200)).step_s == 180
 
 
-@pytest.mark.parametrize(
-    ("ranks", "states", "culprit"),
-    [
-        ([rank(0, age=4), rank(1, age=4, step=4)], {}, 1),
-        ([rank(0, age=5), rank(1, age=4, phase="data")], {}, 1),
-        ([rank(0, age=5), rank(1, age=4)], {0: "S", 1: "T"}, 1),
-        ([rank(0, age=4), rank(1, age=5)], {0: "S", 1: "R"}, 1),
-        ([rank(0, age=4), rank(1, age=4), rank(2, age=4, phase="checkpoint")], {}, 0),
-    ],
-    ids=["behind", "earlier in its step", "stopped", "silent longest", "ahead is not to blame"],
-)
-def test_who_is_to_blame(ranks: list[RankState], states: dict[int, str], culprit: int) -> None:
-    assert blame(ranks, states).rank == culprit
-
-
-def test_who_entered_fewer_collectives_or_is_in_its_own_code_is_waited_for() -> None:
-    ranks = [rank(0, age=5), rank(1, age=4)]
-    assert blame(ranks, {}, busy=frozenset({1})).rank == 1
-    assert blame(ranks, {}, entered={0: 40, 1: 39}).rank == 1
-    assert blame(ranks, {}, entered={1: 39}).rank == 0
+@table(__file__, "blamed")
+def test_who_is_to_blame(
+    why: str, ranks: list[dict[str, Any]], known: dict[str, Any], culprit: int
+) -> None:
+    assert blame([rank(n, **said) for n, said in enumerate(ranks)], **known).rank == culprit, why
 
 
 def test_a_hang_is_found_at_its_budget_and_not_before() -> None:
@@ -64,9 +111,10 @@ def test_waiting_for_a_slow_rank_is_excused_also_right_after() -> None:
 
 @pytest.mark.parametrize(("age", "hangs"), [(170, False), (599, False), (601, True)])
 def test_saving_a_profile_has_a_budget_of_its_own(age: float, hangs: bool) -> None:
-    """Rank 0 writes its trace; rank 1 waits in the collective of the next step."""
-    watchdog = Watchdog(Budgets(step_s=3), wanted=2)
-    ranks = [rank(0, age=age, phase="profile", step=13), rank(1, age=age, step=14)]
+    """Two write their traces, for which rank 1 waits, and neither waits for the other."""
+    watchdog = Watchdog(Budgets(step_s=3), wanted=3)
+    both = [rank(number, age=age, phase="profile", step=13) for number in (0, 2)]
+    ranks = [*both, rank(1, age=age, step=14)]
     hang = watchdog.find_hang(ranks, now=1000.0)
     assert (hang is not None) is hangs
     assert hang is None or (hang.culprit_rank == 0 and "phase profile" in hang.cause)
@@ -77,11 +125,9 @@ def test_saving_a_profile_has_a_budget_of_its_own(age: float, hangs: bool) -> No
 NOW = 1000.0
 
 
-def heard(
-    number: int, *, age: float, pause: float, phase: str = "step", step: int = 5
-) -> RankState:
+def heard(number: int, *, age: float, pause: float, **more: Any) -> RankState:
     """A rank that was heard every `pause` s, and then for `age` s no more."""
-    state = rank(number, age=age + 8 * pause, phase=phase, step=step)
+    state = rank(number, age=age + 8 * pause, **more)
     for _ in range(8):
         state.arrived(state.changed_at + pause)
     return state
