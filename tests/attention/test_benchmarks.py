@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.triton_aot.loops import main_loop
+from tests.factory.tables import table
 
 # Nothing around counts: not what comes before, a loop without products, the loop around, the end.
 LOOPS = """
@@ -30,33 +31,13 @@ def loop_of(capability: int, *instructions: str):
     return main_loop(LOOPS.replace("{body}", body), capability)
 
 
-# 64 x 128 x 16 products are 262,144 FLOPs, 64 cycles of 4,096.
-WIDE = "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR12], RZ, !UPT"
-# A warp's 16 x 8 x 16 are 4,096 FLOPs; four parts do 16,384: 8 cycles of 2,048, 4 of 4,096.
-SMALL = "HMMA.16816.F32.BF16 R4, R8, R12, R4"
-HALF = "HMMA.1688.F32.BF16 R4, R8, R12, R4"
-
-
-@pytest.mark.parametrize(
-    ("capability", "body", "tensor", "bound", "by"),
-    [
-        (90, [WIDE], 64, 1.0, "tensor"),
-        # With the branch, as many instructions as cycles, then twice as many.
-        (90, [WIDE] + ["NOP"] * 126, 64, 0.5, "issue"),
-        (90, [WIDE] + ["MUFU.EX2 R1, R1"] * 16, 64, 0.5, "special"),
-        (90, [WIDE] + ["@P0 LDS.128 R4, [R8]"] * 32, 64, 0.5, "memory"),
-        (90, [WIDE] + ["IADD3 R1, R1, R2, RZ"] * 64, 64, 0.5, "integer"),
-        (80, [SMALL] * 10, 80, 1.0, "tensor"),
-        (80, [HALF] * 10, 40, 1.0, "tensor"),
-        (80, [SMALL] * 10 + ["FFMA R1, R1, R2, R3"] * 80, 80, 0.5, "float"),
-    ],
-)  # fmt: skip
+@table(__file__, "rounds")
 def test_a_round_takes_what_its_busiest_part_takes(
-    capability: int, body: list[str], tensor: float, bound: float, by: str
+    capability: int, body: dict[str, int], tensor: float, bound: float, by: str
 ) -> None:
-    loop = loop_of(capability, *body)
-    assert loop is not None
-    assert loop.instructions == len(body) + 1
+    instructions = [one for one, count in body.items() for _ in range(count)]
+    loop = loop_of(capability, *instructions)
+    assert loop is not None and loop.instructions == len(instructions) + 1
     assert loop.tensor == pytest.approx(tensor)
     assert (loop.bound, loop.busiest) == (pytest.approx(bound), by)
 

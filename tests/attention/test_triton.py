@@ -25,6 +25,7 @@ from nsa.config import Way
 from nsa.contract import NSAError
 from tests.attention.test_mutants import ROOT, needs_triton
 from tests.attention.test_proofs import inputs
+from tests.factory.tables import table
 
 CFG = nsa.NSAConfig()
 # What torch 2.11 to 2.13 bring. 3.9.0 spills more (benchmarks/results/triton.md).
@@ -167,17 +168,7 @@ def test_pieces_and_tiles_of_the_compressed_branch_hold_everything(seq_len: int)
     assert tiles * cut.owned * (CFG.d_k + CFG.d_v) * 4 < 1 << 30
 
 
-@pytest.mark.parametrize(
-    ("change", "seq_len", "why"),
-    [
-        ({"d_k": 144}, None, "heads of width 144: the kernels take up to 128"),
-        ({"n_heads": 34}, None, "17 heads in a group"),
-        ({"l_sel": 256}, None, "l_sel=256"),
-        ({"n_sel": 65}, None, "n_sel=65: the kernels take up to 64"),
-        ({}, 1 << 20, "S=1048576 is 16384 blocks"),
-        ({}, 131_072, None),
-    ],
-)
+@table(__file__, "shapes")
 def test_shapes(change: dict[str, int], seq_len: int | None, why: str | None) -> None:
     found = shape_problem(nsa.NSAConfig(**{**vars(CFG), **change}), seq_len)
     assert found is None if why is None else why in str(found)
@@ -201,11 +192,7 @@ def test_nothing_imports_triton_before_it_is_needed() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize(
-    ("seq_len", "pairs", "pieces"),
-    # 32 tiles of keys, each seen by 575 tokens of 6 heads: 53 tiles of rows, 13 pieces at most.
-    [(2048, 2, 4), (2048, 8, 1), (512, 1, 12), (1024, 1, 13), (40, 2, 1), (8128, 2, 2)],
-)  # fmt: skip
+@table(__file__, "walks")
 def test_pieces_of_walks_by_hand(seq_len: int, pairs: int, pieces: int) -> None:
     """As many as give a device 256 programs, of four tiles each at least; S cuts walks short."""
     assert choose_window_cut(CFG, seq_len, pairs).pieces == pieces
