@@ -8,7 +8,6 @@ from torch import Tensor
 
 import nsa
 from nsa.attention import choose_path, nsa_attention
-from nsa.attention.tracing import profile_range
 from nsa.config import (
     ModelConfig,
     Way,
@@ -20,7 +19,6 @@ from nsa.contract import NSAError
 from nsa.layer import gate_stats
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
-from nsa.witness.profiling import torch_profiler
 
 TINY = nsa.NSAConfig(
     dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7
@@ -71,47 +69,27 @@ def test_checkpointing_changes_no_gradient(by_sdpa: bool) -> None:
     assert all(float((a - b).abs().max()) <= 1e-15 for a, b in zip(*grads, strict=True))
 
 
-def _stats(made: NSALanguageModel) -> dict[str, float]:
-    made(torch.randint(11, (2, 40)))
-    return gate_stats(made.gate_numbers())
-
-
-def _one_branch(made: NSALanguageModel, *numbers: int) -> None:
-    """In these layers the selected branch alone counts."""
-    with torch.no_grad():
-        for number in numbers:
-            bias = made.layers[number].attention.gate_bias.view(4, 3)
-            bias.copy_(torch.tensor([-50.0, 50.0, -50.0]))
-
-
-def _equal_gates() -> NSALanguageModel:
-    made = model()
-    with torch.no_grad():
-        for layer in made.layers:
-            layer.attention.in_proj.weight[Columns(cfg=TINY).slices["gates"]] = 0
-    return made
-
-
-def test_gate_statistics() -> None:
-    made = _equal_gates()
-    with pytest.raises(NSAError, match="forward pass"):
-        made.gate_numbers()
-    stats = _stats(made)
-    # Blocks of 6 in 40 tokens: 6 queries see 1, 6 see 2, 28 select 3 of at least 3.
-    wanted = {"entropy": 1.0, "max_gate": 1 / 3, "sel_blocks_mean": (6 + 12 + 84) / 40}
-    wanted["sel_forced_share"] = 1.0
-    assert {name: stats[name] for name in wanted} == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize("collapsed", [(0,), (1,), (0, 1)])
-def test_a_layer_whose_gates_have_collapsed_is_not_hidden_by_others(
+@pytest.mark.parametrize("collapsed", [(), (0,), (1,), (0, 1)])
+def test_gates_that_have_collapsed_are_not_hidden_by_other_layers(
     collapsed: tuple[int, ...],
 ) -> None:
-    made = _equal_gates()
-    _one_branch(made, *collapsed)
-    stats, share = _stats(made), len(collapsed) / 2
-    wanted = {"entropy": 0.0, "max_gate": 1.0, "entropy_mean": 1 - share}
+    """All gates are equal; in these layers the selected branch alone counts."""
+    made = model()
+    with torch.no_grad():
+        for number, layer in enumerate(made.layers):
+            layer.attention.in_proj.weight[Columns(cfg=TINY).slices["gates"]] = 0
+            if number in collapsed:
+                bias = torch.tensor([-50.0, 50.0, -50.0])
+                layer.attention.gate_bias.view(4, 3).copy_(bias)
+    with pytest.raises(NSAError, match="forward pass"):
+        made.gate_numbers()
+    made(torch.randint(11, (2, 40)))
+    stats, share = gate_stats(made.gate_numbers()), len(collapsed) / 2
+    wanted = {"entropy": 0.0, "max_gate": 1.0} if collapsed else {"entropy": 1.0, "max_gate": 1 / 3}
+    wanted |= {"entropy_mean": 1 - share, "sel_forced_share": 1.0}
     wanted |= dict.fromkeys(("share_sel", "max_gate_mean"), share + (1 - share) / 3)
+    # Blocks of 6 in 40 tokens: 6 queries see 1, 6 see 2, 28 select 3 of at least 3.
+    wanted["sel_blocks_mean"] = (6 + 12 + 84) / 40
     assert {name: stats[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
 
 
@@ -151,17 +129,6 @@ def test_the_choice_is_said_with_its_reason() -> None:
     assert few.value == "cpu_masked" and "S=128 is one product of all queries" in few.reason
     on_cuda = choose_path(cfg, 4096, device="cuda")
     assert on_cuda.value == "sdpa" and "queries by chunks of 256 MiB" in on_cuda.reason
-
-
-def test_profiler_ranges_appear() -> None:
-    layer, x = nsa.NSAAttention(TINY), torch.randn(1, 50, 16)
-    for version in ("v1", "v2"):
-        layer.way = Way(selection_ranges=version)
-        with torch_profiler("cpu") as seen, profile_range("outer"):
-            layer(x)
-        names = {event.key for event in seen.key_averages()}
-        wanted = {"nsa.cmp", "nsa.sel.scores", f"nsa.sel.ranges_{version}"}
-        assert wanted | {"nsa.sel.attend", "nsa.win", "nsa.gate", "outer"} <= names
 
 
 CFG = nsa.NSAConfig()

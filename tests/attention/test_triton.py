@@ -28,6 +28,18 @@ from tests.attention.test_proofs import inputs
 from tests.factory.tables import table
 
 CFG = nsa.NSAConfig()
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that was compiled before; products and sums in one instruction, as ever.
+
+    Triton 3.9 warns where the latter is left to its default, and here a warning is an error.
+    """
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")
+
+
 # What torch 2.11 to 2.13 bring. 3.9.0 spills more (benchmarks/results/triton.md).
 HELD_TO = ("3.6", "3.7")
 # What every main loop can use of the tensor cores, at least.
@@ -154,18 +166,12 @@ def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
     blocks, total = CFG.n_blocks(seq_len), seq_len * min(CFG.n_sel, CFG.n_blocks(seq_len))
     for counts in ([total // blocks] * blocks, [min(seq_len, total)] * (total // seq_len)):
         assert sum(-(-count // cut.piece) for count in counts) <= cut.n_pieces
-
-
-@pytest.mark.parametrize("seq_len", [1, 63, 2048, 4099, 131_072])
-def test_pieces_and_tiles_of_the_compressed_branch_hold_everything(seq_len: int) -> None:
-    """Every key is in a tile and every token in a piece; partial sums stay below 1 GiB."""
-    cut = choose_compressed_cut(CFG, seq_len, 4)
+    # Every key is in a tile and every token in a piece; partial sums stay below 1 GiB.
+    compressed = choose_compressed_cut(CFG, seq_len, 4)
     n_keys = CFG.n_compressed(seq_len)
-    assert (
-        cut.n_tiles(n_keys) * cut.owned >= n_keys and cut.n_pieces(seq_len) * cut.piece >= seq_len
-    )
-    tiles = cut.n_tiles(n_keys) * cut.n_pieces(seq_len) * 4
-    assert tiles * cut.owned * (CFG.d_k + CFG.d_v) * 4 < 1 << 30
+    n_tiles, n_pieces = compressed.n_tiles(n_keys), compressed.n_pieces(seq_len)
+    assert n_tiles * compressed.owned >= n_keys and n_pieces * compressed.piece >= seq_len
+    assert n_tiles * n_pieces * 4 * compressed.owned * (CFG.d_k + CFG.d_v) * 4 < 1 << 30
 
 
 @table(__file__, "shapes")

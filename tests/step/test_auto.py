@@ -6,7 +6,7 @@ compiler and its recorder make, spoiled where a test says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from nsa.step.engine import Engine
 from nsa.toggles import parse_toggles
 from nsa.witness.effects import _compile, _cuda_graphs
 from tests.step.test_before_a_step import _wrong_slope
-from tests.step.test_cuda_graphs import _Scaled, as_they_are
+from tests.step.test_cuda_graphs import as_they_are, scaled
 from tests.train import engines
 from tests.train.test_effects import seen
 
@@ -37,11 +37,11 @@ def _breaks(*_: Any, **__: Any) -> Any:
 
 
 def _scaled(*given: Any, **how: Any) -> Any:
-    return tuple(_Scaled(module, 1.5) for module in as_they_are(*given, **how))
+    return tuple(scaled(module, 1.5) for module in as_they_are(*given, **how))
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """An engine that takes its device for CUDA, and has put the toggles in force."""
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
 
@@ -56,7 +56,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
         made.configure(parse_toggles({**SLOW, **toggles}))
         return made
 
-    yield start
+    return start
 
 
 def effects(engine: Engine, toggles: dict[str, str], **nodes: int) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -103,30 +105,26 @@ class TestWhatMayBeReplayed:
         assert torch.equal(model.gate_numbers(), replayed)
 
 
-class _Stale(nn.Module):
+def _stale(module: nn.Module) -> Callable[[Tensor], Any]:
     """A replay that reads the memory of an earlier pass."""
+    kept: list[Tensor] = []
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.kept: Tensor | None = None
+    def replay(x: Tensor) -> Any:
+        kept.append(x.detach())
+        return module(x + (kept[max(0, len(kept) - 2)] - x).detach())
 
-    def forward(self, x: Tensor) -> Any:
-        before, self.kept = self.kept, x.detach()
-        return self.module(x if before is None else x + (before - x).detach())
+    return replay
 
 
-class _Scaled(nn.Module):
+def scaled(module: nn.Module, factor: float = 1.01) -> Callable[[Tensor], Any]:
     """Right values, and gradients that are a hundredth too large, or no numbers."""
 
-    def __init__(self, module: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.module, self.factor = module, factor
-
-    def forward(self, x: Tensor) -> Any:
-        out, *rest = self.module(x)
-        out.register_hook(lambda grad: grad * self.factor)
+    def replay(x: Tensor) -> Any:
+        out, *rest = module(x)
+        out.register_hook(lambda grad: grad * factor)
         return (out, *rest)
+
+    return replay
 
 
 class TestTheComparison:
@@ -144,19 +142,20 @@ class TestTheComparison:
         assert self.gap(model).error == 0.0
         assert all(p.grad is None for p in model.parameters())
 
-    def test_yesterdays_input_is_seen(self, model: NSALanguageModel) -> None:
+    @pytest.mark.parametrize(
+        ("place", "spoiled"),
+        [(0, _stale), (-1, scaled), (-1, partial(scaled, factor=float("nan")))],
+        ids=["yesterday's input", "wrong gradients", "no numbers"],
+    )
+    def test_a_wrong_replay_is_seen(
+        self, model: NSALanguageModel, place: int, spoiled: Callable[[nn.Module], Any]
+    ) -> None:
         recording = recording_of(model)
-        first, *rest = recording._replayed
-        recording._replayed = (_Stale(first), *rest)
+        replayed = list(recording._replayed)
+        replayed[place] = spoiled(replayed[place])
+        recording._replayed = tuple(replayed)
         found = self.gap(model)
         assert found.too_wide and "off by" in str(found)
-
-    @pytest.mark.parametrize("factor", [1.01, float("nan")])
-    def test_wrong_gradients_are_seen(self, model: NSALanguageModel, factor: float) -> None:
-        recording = recording_of(model)
-        *rest, last = recording._replayed
-        recording._replayed = (*rest, _Scaled(last, factor))
-        assert self.gap(model).too_wide
 
 
 class TestGradients:
