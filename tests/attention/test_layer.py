@@ -19,6 +19,7 @@ from nsa.contract import NSAError
 from nsa.layer import gate_stats
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
+from tests.factory.tables import table
 
 TINY = nsa.NSAConfig(
     dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7
@@ -93,14 +94,7 @@ def test_gates_that_have_collapsed_are_not_hidden_by_other_layers(
     assert {name: stats[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"d": 5}, ["l=32", "l_sel=64", "d=5"]),
-        ({"n_heads": 7, "l_sel": 65}, ["n_heads=7", "n_kv_groups=2", "l_sel=65"]),
-        ({"w": 0, "dim": -1}, ["w=0", "dim=-1"]),
-    ],
-)
+@table(__file__, "wrong_values")
 def test_every_wrong_value_is_named_at_once(changes: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         nsa.NSAConfig(**changes)
@@ -131,10 +125,8 @@ def test_the_choice_is_said_with_its_reason() -> None:
     assert on_cuda.value == "sdpa" and "queries by chunks of 256 MiB" in on_cuda.reason
 
 
-CFG = nsa.NSAConfig()
 LARGE = ModelConfig(vocab_size=50_304, n_layers=12)
 BYTES = ModelConfig(vocab_size=256, n_layers=12)
-H200, A100 = 790e12, 312e12
 
 
 def test_keys_touched_by_counting() -> None:
@@ -151,14 +143,7 @@ def test_keys_touched_by_counting() -> None:
         keys_touched(cfg, 0)
 
 
-@pytest.mark.parametrize(
-    ("peak", "seq_len", "large", "small"),
-    [
-        (H200, 2048, 376, 518),
-        (H200, 65_536, 289, 367),
-        (A100, 2048, 148, 205),
-    ],
-)
+@table(__file__, "rooflines")
 def test_roofline(peak: float, seq_len: int, large: int, small: int) -> None:
     """Thousand tokens/s at 40 % MFU, of 116.8M and of 78.4M parameters."""
     for cfg, expected in ((LARGE, large), (BYTES, small)):

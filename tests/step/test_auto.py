@@ -21,6 +21,7 @@ from nsa.step.cuda_graphs import REPLAYED_NODE
 from nsa.step.engine import Engine
 from nsa.toggles import parse_toggles
 from nsa.witness.effects import _compile, _cuda_graphs
+from tests.factory.tables import table
 from tests.step.test_before_a_step import _wrong_slope
 from tests.step.test_cuda_graphs import as_they_are, scaled
 from tests.train import engines
@@ -122,13 +123,7 @@ def test_all_ranks_go_the_same_way(started: Callable[..., Engine]) -> None:
     assert engine.dispatch.layers(toggles).reason == engine.dispatch.replay(toggles).reason == text
 
 
-@pytest.mark.parametrize(
-    ("toggles", "words", "layers", "replay"),
-    [
-        ({}, "train.seq_len=48", "layer", "0 (gradient checkpointing runs layers a second time"),
-        ({"NSA_SEL_RANGES_V2": "0"}, "", "layer", "0 (the plain loops of NSA_SEL_RANGES_V2=0"),
-    ],
-)
+@table(__file__, "not_recorded")
 def test_what_cannot_be_recorded_is_not_tried(
     started: Callable[..., Engine], toggles: dict[str, str], words: str, layers: str, replay: str
 ) -> None:

@@ -16,6 +16,7 @@ from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import FLOAT32_SUMS, Gap
 from nsa.step.compiled import compare
 from nsa.toggles import parse_toggles
+from tests.factory.tables import table
 from tests.step.small import model_of, tokens_of
 
 
@@ -83,20 +84,7 @@ def test_the_bound_is_twice_our_own_error() -> None:
     )
 
 
-BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "words"),
-    [
-        (BATCHED, "cuda", "the package triton is not installed"),
-        (BATCHED, "cpu", "no C++ compiler here (g++, clang++, c++)"),
-        ({"NSA_COMPILE": "layer"}, "cuda", "token by token, a graph would hold every token; set"),
-        (BATCHED, "auto", None),
-        ({"NSA_COMPILE": "off"}, "cpu", None),
-        ({"NSA_CUDA_GRAPHS": "1"}, "cpu", "CUDA graphs need a CUDA device, this is cpu"),
-    ],
-)
+@table(__file__, "missing")
 def test_what_is_missing_is_said_before_it_is_needed(
     asked: dict[str, str], device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
