@@ -198,6 +198,7 @@ def only_token_0(logits: Tensor) -> Tensor:
 
 SPOILS: dict[str, Callable[[Loop], None]] = {
     "loss nan": lambda loop: spoil_logits(loop, lambda logits: logits * torch.nan),
+    "loss nan of one micro-batch": spoil_first_micro_batch,
     "loss inf": lambda loop: spoil_logits(loop, only_token_0),
     "gradient nan": lambda loop: spoil_gradient(loop, torch.nan),
     "gradient inf": lambda loop: spoil_gradient(loop, torch.inf),

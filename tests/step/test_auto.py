@@ -22,13 +22,13 @@ from nsa.step.engine import Engine
 from nsa.toggles import parse_toggles
 from nsa.witness.effects import _compile, _cuda_graphs
 from tests.factory.tables import table
-from tests.step.test_before_a_step import _wrong_slope
 from tests.step.test_cuda_graphs import as_they_are, scaled
 from tests.train import engines
 from tests.train.test_effects import seen
 
 AUTO = {"NSA_COMPILE": "auto", "NSA_CUDA_GRAPHS": "auto"}
 NAMED = {"NSA_COMPILE": "layer", "NSA_CUDA_GRAPHS": "1"}
+WRONG_SLOPE = scaled(whole, 1.001)
 # Ways that a CPU has, whatever device is told.
 SLOW = {"NSA_USE_TRITON_SEL": "0", "NSA_PREFILL_BATCHED": "1"}
 
@@ -69,7 +69,7 @@ def effects(engine: Engine, toggles: dict[str, str], **nodes: int) -> dict[str, 
 @pytest.mark.parametrize(
     ("layer", "record", "why"),
     [
-        (_wrong_slope, as_they_are, {"NSA_COMPILE": "off (does not agree with our own modules"}),
+        (WRONG_SLOPE, as_they_are, {"NSA_COMPILE": "off (does not agree with our own modules"}),
         (_breaks, as_they_are, {"NSA_COMPILE": "off (cannot run here: no kernel image)"}),
         (whole, _scaled, {"NSA_CUDA_GRAPHS": "0 (does not give what the host gives"}),
         (whole, _breaks, {"NSA_CUDA_GRAPHS": "0 (cannot be recorded: no kernel image)"}),
@@ -101,7 +101,7 @@ def test_what_does_not_agree_gives_way_and_says_why(
     assert [effects(engine, AUTO, **more)[name][0] for name in AUTO] == [False, False]
 
 
-@pytest.mark.parametrize(("layer", "record"), [(_wrong_slope, as_they_are), (whole, _scaled)])
+@pytest.mark.parametrize(("layer", "record"), [(WRONG_SLOPE, as_they_are), (whole, _scaled)])
 def test_what_is_asked_for_by_name_is_refused(
     started: Callable[..., Engine], layer: Any, record: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

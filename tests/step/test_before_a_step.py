@@ -18,28 +18,12 @@ from nsa.step.compiled import compare
 from nsa.toggles import parse_toggles
 from tests.factory.tables import table
 from tests.step.small import model_of, tokens_of
+from tests.step.test_cuda_graphs import scaled
 
 
 def _no_rotation(layer: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     still = torch.stack((torch.ones_like(turns[..., 0]), torch.zeros_like(turns[..., 0])), -1)
     return whole(layer, x, still)
-
-
-class _WrongSlope(torch.autograd.Function):
-    """The right value, and a gradient that is off by a thousandth."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0] * 1.001
-
-
-def _wrong_slope(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, gates, blocks = whole(*given)
-    return _WrongSlope.apply(out), gates, blocks
 
 
 def _other_choice(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,7 +38,7 @@ Defect = tuple[Callable[..., Any], Callable[..., Tensor], str]
 DEFECTS: dict[str, Defect] = {
     "none": (whole, mean_loss, ""),
     "no rotation": (_no_rotation, mean_loss, "layer"),
-    "wrong gradient": (_wrong_slope, mean_loss, "layer"),
+    "wrong gradient": (scaled(whole, 1.001), mean_loss, "layer"),
     "other blocks": (_other_choice, mean_loss, "layer"),
     "sum for mean": (whole, lambda z, t: mean_loss(z, t) * t.numel(), "loss"),
     "not finite": (whole, lambda z, t: mean_loss(z, t) * torch.nan, "loss"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,11 +117,11 @@ def _stale(module: nn.Module) -> Callable[[Tensor], Any]:
     return replay
 
 
-def scaled(module: nn.Module, factor: float = 1.01) -> Callable[[Tensor], Any]:
-    """Right values, and gradients that are a hundredth too large, or no numbers."""
+def scaled(module: Callable[..., Any], factor: float = 1.01) -> Callable[..., Any]:
+    """Right values, and gradients that are too large, or no numbers."""
 
-    def replay(x: Tensor) -> Any:
-        out, *rest = module(x)
+    def replay(*given: Any) -> Any:
+        out, *rest = module(*given)
         out.register_hook(lambda grad: grad * factor)
         return (out, *rest)
 
@@ -158,53 +159,40 @@ class TestTheComparison:
         assert found.too_wide and "off by" in str(found)
 
 
-class TestGradients:
-    """A second replay writes where the first one's gradients lie: the sum must not notice."""
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_first_gradients_are_copied_out_of_the_memory_of_a_replay(keep: bool) -> None:
+    """A second replay writes where they lie: the sum must not notice. All by one launch."""
+    pools = [torch.zeros(3), torch.zeros(2)]
 
-    def accumulated(self, *, keep: bool) -> tuple[list[list[float]], dict[str, int]]:
-        pools = [torch.zeros(3), torch.zeros(2)]
+    class Replayed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: float, *weights: Tensor) -> Tensor:
+            ctx.value = value
+            return torch.stack([w.sum() for w in weights]).sum()
 
-        class Replayed(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, value: float, *weights: Tensor) -> Tensor:
-                ctx.value = value
-                return torch.stack([w.sum() for w in weights]).sum()
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            # Other tensors over the same memory each time, as a replay gives: autograd keeps them.
+            return None, *(torch.empty(0).set_(pool.fill_(ctx.value)) for pool in pools)
 
-            @staticmethod
-            def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-                # Other tensors over the same memory each time, as a replay gives: autograd keeps
-                # them.
-                return None, *(torch.empty(0).set_(pool.fill_(ctx.value)) for pool in pools)
-
-        class Engineless(Engine):
-            """The micro-batches of a step, without what they are made of."""
-
-            def __init__(self, model: nn.Module) -> None:
-                self.model, self.device = model, torch.device("cpu")
-                self.wrapped = type(
-                    "Alone", (), {"gradient_scope": lambda _, last: nullcontext()}
-                )()
-                self.scaler = torch.amp.GradScaler("cpu", enabled=False)
-                self.on_loss = None
-
-            def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
-                return Replayed.apply(float(tokens) * 3, *self.model.layers)
-
-        model: Any = nn.Module()
-        model.layers = nn.ParameterList([nn.Parameter(torch.ones(pool.shape)) for pool in pools])
-        model.recording = keep or None
-        with OperatorCount() as count:
-            Engineless(model).gradients([Batch(tokens=torch.tensor(n)) for n in (1, 2, 4)])
-        grads = [w.grad.tolist() for w in model.layers]
-        return grads, {n: c for n, c in count.names.items() if n in ("clone", "_foreach_copy_")}
-
-    def test_the_first_are_copied_out_of_the_memory_of_a_replay(self) -> None:
-        """All by one launch."""
-        sums = [[21.0] * 3, [21.0] * 2]
-        assert self.accumulated(keep=True) == (sums, {"_foreach_copy_": 1})
-        found, copies = self.accumulated(keep=False)
-        assert found != sums, "made to fail on purpose"
-        assert not copies
+    model: Any = nn.Module()
+    model.layers = nn.ParameterList([nn.Parameter(torch.ones(pool.shape)) for pool in pools])
+    model.recording = keep or None
+    # The micro-batches of a step, without what they are made of.
+    engine: Any = SimpleNamespace(
+        model=model,
+        device=torch.device("cpu"),
+        wrapped=SimpleNamespace(gradient_scope=lambda last: nullcontext()),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        on_loss=None,
+        loss=lambda tokens: Replayed.apply(float(tokens) * 3, *model.layers),
+    )
+    with OperatorCount() as count:
+        Engine.gradients(engine, [Batch(tokens=torch.tensor(n)) for n in (1, 2, 4)])
+    found = [w.grad.tolist() for w in model.layers]
+    copies = {n: c for n, c in count.names.items() if n in ("clone", "_foreach_copy_")}
+    assert (found == [[21.0] * 3, [21.0] * 2]) is keep, "made to fail on purpose"
+    assert copies == ({"_foreach_copy_": 1} if keep else {})
 
 
 # torch itself: recording differentiates on a stream of its own, and its compiler uses what it
