@@ -43,7 +43,6 @@ WITHOUT_TOPIC = {
     "test_documents": None,
     "test_safeguards": {
         "test_training_stops_at_a_number_that_is_not_finite",
-        "test_training_stops_at_one_micro_batch_that_is_not_finite",
         "test_what_one_rank_sees_ends_all",
     },
 }
