@@ -78,7 +78,7 @@ def _describe(place: Place) -> list[Program]:
 
 def _tests(place: Place) -> list[Program]:
     if place.stand_in:
-        chosen = ["-k", "test_the_mode_itself_is_no_error", "tests/attention/test_on_a_gpu.py"]
+        chosen = ["-k", "test_g_overlap_weights", "tests/attention/test_proofs.py"]
     else:
         chosen = ["-m", "gpu", *files_marked("gpu")]
     junit = f"--junitxml={place.folder / 'junit.xml'}"

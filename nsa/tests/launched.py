@@ -85,6 +85,12 @@ def rows(folder: Path, name: str, *columns: str) -> list[dict[str, float]]:
         ]
 
 
+def events(folder: Path, name: str) -> list[dict[str, Any]]:
+    """What rank 0 has told of this kind, but for a line that is not whole yet."""
+    *lines, _ = (folder / "heartbeat_rank0.jsonl").read_text().split("\n")
+    return [one for one in map(json.loads, lines) if one["event"] == name]
+
+
 def kept(folder: Path) -> list[int]:
     """The steps of the checkpoints that are there."""
     return sorted(
@@ -115,8 +121,7 @@ def wait_for_step(folder: Path, step: int) -> None:
     begin = monotonic()
     while monotonic() < begin + PATIENCE_S:
         for path in folder.glob("runs/2*/heartbeat_rank0.jsonl"):
-            told = map(json.loads, path.read_text().splitlines()[:-1])
-            if any(one["event"] == "step_end" and one["step"] == step for one in told):
+            if any(one["step"] == step for one in events(path.parent, "step_end")):
                 return
         sleep(0.01)
     raise TimeoutError(f"training did not come to step {step} while a save was under way")
@@ -193,6 +198,7 @@ def only_token_0(logits: Tensor) -> Tensor:
 
 SPOILS: dict[str, Callable[[Loop], None]] = {
     "loss nan": lambda loop: spoil_logits(loop, lambda logits: logits * torch.nan),
+    "loss nan of one micro-batch": spoil_first_micro_batch,
     "loss inf": lambda loop: spoil_logits(loop, only_token_0),
     "gradient nan": lambda loop: spoil_gradient(loop, torch.nan),
     "gradient inf": lambda loop: spoil_gradient(loop, torch.inf),

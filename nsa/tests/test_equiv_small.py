@@ -48,25 +48,18 @@ def test_a_long_sequence_equals_the_equations() -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@pytest.mark.parametrize("seq_len", (33, 61))
+@pytest.mark.parametrize(("seq_len", "masks"), [(33, False), (61, False), (61, True)])
 def test_work_in_small_pieces_equals_the_equations(
-    monkeypatch: pytest.MonkeyPatch, seq_len: int, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, seq_len: int, masks: bool, dtype: torch.dtype
 ) -> None:
-    """Pieces are cut by sizes that only long sequences reach; here they are a few tokens."""
-    maths.cut_small(monkeypatch)
-    assert held(seq_len, dtype, BATCHED).problems == []
+    """Pieces are cut by sizes that only long sequences reach; here they are a few tokens.
 
-
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_masks_in_small_pieces_equal_the_equations(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
-    """By kernels that keep a mask for the backward pass, where each piece's is made again. They
-    ask for keys and values of one width.
+    masks: by kernels that keep a mask for the backward pass, where each piece's is made again.
+    They ask for keys and values of one width.
     """
     maths.cut_small(monkeypatch)
-    way = replace(BATCHED, force_sdpa=True)
-    assert held(61, dtype, way, d_v=maths.SMALL["d_k"]).problems == []
+    width = {"d_v": maths.SMALL["d_k"]} if masks else {}
+    assert held(seq_len, dtype, replace(BATCHED, force_sdpa=masks), **width).problems == []
 
 
 def test_the_bound_is_tight_enough_to_see_one_wrong_key() -> None:

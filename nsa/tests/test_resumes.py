@@ -260,13 +260,14 @@ def test_a_checkpoint_of_more_ranks_is_refused(
 
 
 def test_every_rank_goes_on_at_its_own_place_in_the_data(
-    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     """Of documents, each rank has others: rank 1 of two reads its own of two places."""
     saved = restore.read(whole[0] / MIDDLE)
     place = {"file": 1, "line": 17}
     own = torch.Generator().manual_seed(7).get_state()
-    saved |= {"rank1.rng": own, "rank1.position": as_bytes(place)}
+    told = torch.frombuffer(bytearray(json.dumps(place).encode()), dtype=torch.uint8)
+    saved |= {"rank1.rng": own, "rank1.position": told}
     folder = tmp_path / MIDDLE
     facts = {"step": 3, "world_size": 2, "scaler": {}}
     (tmp_path / "new").mkdir()
@@ -278,44 +279,27 @@ def test_every_rank_goes_on_at_its_own_place_in_the_data(
     tell(folder, sha256={**facts_of(folder)["sha256"], shard.name: sha256_of(shard)})
     engine = loop.engine
     one = Place(rank=1, local_rank=1, world_size=2, nodes=1, from_torchrun=True)
-    engine.ranks = Agreeing(place=one, device=device(), grouped=True)
+    engine.ranks = Ranks(place=one, device=device(), grouped=True)
+    # The other one found what this one found.
+    monkeypatch.setattr(Ranks, "same_everywhere", lambda _, digest: bool(digest))
     assert restore.load(folder, engine).position == place
     assert torch.equal(torch.get_rng_state(), own)
 
 
-class Agreeing(Ranks):
-    """A rank whose others found what it found."""
-
-    def same_everywhere(self, digest: str) -> bool:
-        """They do."""
-        return bool(digest)
-
-
 def test_ranks_that_found_other_checkpoints_do_not_go_on(
-    tmp_path: Path, whole: tuple[Path, dict[str, Any]]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: tuple[Path, dict[str, Any]]
 ) -> None:
     """Told the same folder, one of them has a part of the newest that is damaged."""
     folder = copied(whole[0], tmp_path / "run", 4, 5)
     asked: list[str] = []
-
-    class Parted(Ranks):
-        def same_everywhere(self, digest: str) -> bool:
-            asked.append(digest)
-            return False
-
+    monkeypatch.setattr(Ranks, "same_everywhere", lambda _, digest: asked.append(digest))
     (tmp_path / "new").mkdir()
     engine = trainer(tmp_path / "new", layers=2).engine
-    engine.ranks = Parted(place=engine.ranks.place, device=device(), grouped=False)
     for _ in range(2):
         with pytest.raises(CheckpointError):
             restore.load(folder, engine)
         spoil(folder / "checkpoints/step_5")
     assert len(asked) == 2 and asked[0] != asked[1], "they only compare what they were told"
-
-
-def as_bytes(place: dict[str, Any]) -> Tensor:
-    """A place in the data as a checkpoint holds it."""
-    return torch.frombuffer(bytearray(json.dumps(place).encode()), dtype=torch.uint8)
 
 
 def test_nothing_is_added_to_a_folder_that_was_used(

@@ -25,6 +25,8 @@ from nsa.tests.launched import (
     LAST,
     STEPS,
     SUCCESS,
+    events,
+    facts_of,
     kept,
     launch,
     rows,
@@ -125,19 +127,16 @@ def test_a_launch_writes_what_its_contract_lists(whole: tuple[Path, dict[str, An
 @pytest.mark.topic("records")
 def test_no_step_tells_more_than_the_one_before(whole: tuple[Path, dict[str, Any]]) -> None:
     """What grows in every step fills the disk with the square of the steps."""
-    told: dict[str, list[int]] = {}
-    for line in (whole[0] / "heartbeat_rank0.jsonl").read_text().splitlines():
-        told.setdefault(json.loads(line)["event"], []).append(line.count(","))
     for event in ("step_start", "fetched", "step_end", "progress"):
-        assert len(told[event]) == STEPS
-        assert len(set(told[event][1:])) == 1, f"{event} of step 2 to {STEPS}: {told[event][1:]}"
+        told = [json.dumps(one).count(",") for one in events(whole[0], event)]
+        assert len(told) == STEPS
+        assert len(set(told[1:])) == 1, f"{event} of step 2 to {STEPS}: {told[1:]}"
 
 
 @pytest.mark.topic("records")
 def test_progress_is_told_as_the_tables_have_it(whole: tuple[Path, dict[str, Any]]) -> None:
     """Who watches a run goes by it. Gates are those of their latest reading."""
-    lines = (whole[0] / "heartbeat_rank0.jsonl").read_text().splitlines()
-    told = {one["step"]: one for one in map(json.loads, lines) if one["event"] == "progress"}
+    told = {one["step"]: one for one in events(whole[0], "progress")}
     read = {row["step"]: row for row in rows(whole[0], "gates.csv", "entropy", "max_gate")}
     trained = rows(whole[0], "training.csv", "loss", "toks_per_s", "grad_norm")
     assert [*told] == [row["step"] for row in trained]
@@ -196,10 +195,7 @@ def test_a_checkpoint_has_the_validation_loss_of_its_own_step_or_none(
     monkeypatch.setattr(Ranks, "sum", with_another)
     folder, _ = launch(tmp_path / "run")
     losses = {row["step"]: row["loss"] for row in rows(folder, "val.csv")}
-    told = {
-        step: json.loads((folder / f"checkpoints/step_{step}/checksums.json").read_text())
-        for step in kept(folder)
-    }
+    told = {step: facts_of(folder / f"checkpoints/step_{step}") for step in kept(folder)}
     assert sorted(losses) == [2, 4, 6] and sorted(told) == list(range(1, STEPS + 1))
     evaluated = {step: facts["val_loss"] for step, facts in told.items() if step in losses}
     assert evaluated == pytest.approx(losses, rel=1e-6)

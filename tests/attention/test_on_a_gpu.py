@@ -79,25 +79,6 @@ def every_wait_raises() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_the_mode_itself_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch warns at the first change of the mode, and here a warning is an error."""
-    modes = []
-
-    def as_torch_does(mode: str) -> None:
-        if not modes:
-            warnings.warn(
-                "Synchronization debug mode is a prototype feature and does not yet detect all "
-                "synchronizing operations",
-                stacklevel=2,
-            )
-        modes.append(mode)
-
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", as_torch_does)
-    with pytest.raises(RuntimeError, match="a wait"), every_wait_raises():
-        raise RuntimeError("a wait")
-    assert modes == ["error", "default"]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("asked", ["0", "1"])
 def test_a_real_step_never_waits(asked: str, precision: None) -> None:

@@ -24,6 +24,7 @@ from nsa.config import Kernels, Phi, Way
 from nsa.projection import Columns, rotate_into, rotations, split_together
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
+from tests.factory.tables import table
 
 WAYS = {
     **{path: Way(path=path) for path in ("reference", "sequential", "batched")},
@@ -304,10 +305,7 @@ def test_edges(path: str) -> None:
     assert bool(out[0, 3].isnan().all()) and bool(out[0, :3].isfinite().all())
 
 
-@pytest.mark.parametrize(
-    ("n_rows", "pieces"),
-    [(12_102, 6), (24_390, 30), (300, 1), (512, 2), (8_191, 1)],
-)
+@table(__file__, "pieces_of_rows")
 def test_pieces_are_equal_and_not_short(n_rows: int, pieces: int) -> None:
     """6 query heads of 2,017 queries, a prime number, make no more than 6; 8,191 is prime."""
     assert compressed._pieces(n_rows, torch.device("cuda")) == pieces

@@ -19,6 +19,7 @@ from nsa.config import Way
 from nsa.contract import NSAError
 from nsa.witness import oracle
 from nsa.witness.equations import Agreement, measure
+from tests.factory.tables import table
 
 CPU = torch.device("cpu")
 SMALL = nsa.NSAConfig(
@@ -118,21 +119,22 @@ def test_scores_without_all_of_float32_are_rejected(monkeypatch: pytest.MonkeyPa
     assert any("was left out that scores" in text for text in held(one_group, 2048).problems)
 
 
-def test_a_kernel_that_refuses_is_an_answer() -> None:
-    def refuses(*_: Tensor) -> tuple[Tensor, Tensor]:
-        raise RuntimeError("no kernel\nimage")
+@pytest.mark.parametrize(
+    "error", [RuntimeError("no kernel\nimage"), torch.OutOfMemoryError("CUDA out of memory")]
+)
+def test_a_kernel_that_refuses_is_an_answer_and_a_lack_of_memory_is_raised(
+    error: RuntimeError,
+) -> None:
+    def refuses(*_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        raise error
 
-    found = held(run=lambda x, **_: refuses(x.q))
+    if isinstance(error, torch.OutOfMemoryError):
+        with pytest.raises(torch.OutOfMemoryError):
+            held(run=refuses)
+        return
+    found = held(run=refuses)
     assert found.refused == "no kernel image"
     assert found.problems == [f"it could not run: {found.refused}"]
-
-
-def test_a_lack_of_memory_is_raised() -> None:
-    def fails(*_: Tensor) -> tuple[Tensor, Tensor]:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        given_on(fails)
 
 
 # Position 59 of blocks of 10 sees blocks 0 to 5; forced are 0, 4 and 5, two more are free.
@@ -140,21 +142,9 @@ TINY = nsa.NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=10, d=5, l
 SCORES = np.array([9.0, 2.0, 1.0, 3.0, 0.0, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("blocks", "illegal", "differing", "shortfall"),
-    [
-        ((0, 1, 3, 4, 5), 0, 0, -1.0),
-        ((0, 2, 3, 4, 5), 0, 1, 1.0),
-        ((0, 1, 2, 4, 5), 0, 1, 2.0),
-        ((1, 2, 3, 4, 5), 1, 0, -np.inf),
-        ((0, 1, 4, 5, 6), 1, 0, -np.inf),
-        ((0, 1, 4, 5, -1), 1, 0, -np.inf),
-        ((0, 1, 4, 5, 5), 1, 0, -np.inf),
-    ],
-    ids=["best", "worse", "worst", "initial", "ahead", "few", "twice"],
-)
+@table(__file__, "selections")
 def test_a_selection_is_judged(
-    blocks: tuple[int, ...], illegal: int, differing: int, shortfall: float
+    blocks: list[int], illegal: int, differing: int, shortfall: float
 ) -> None:
     empty = np.zeros((1, 1, 2, 3))
     chosen, at = np.zeros((1, 1, 1, 6), dtype=bool), np.array([59])

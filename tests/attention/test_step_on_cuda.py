@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from unittest.mock import MagicMock, patch
@@ -10,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import nsa
 from benchmarks.step_calls import Cost, measure
@@ -30,14 +30,10 @@ TINY = nsa.NSAConfig(
 )
 
 
-def few_layers(n_layers: int) -> ModelConfig:
-    return ModelConfig(vocab_size=256, n_layers=n_layers)
-
-
 @cache
 def cost(*, dense: bool = False) -> Cost:
     """One micro-batch of one rank of the production run, from two layers and one more of them."""
-    two, three = (measure(few_layers(n), 2048, dense=dense) for n in (2, 3))
+    two, three = (measure(replace(MODEL, n_layers=n), 2048, dense=dense) for n in (2, 3))
     rest = MODEL.n_layers - 2
     calls = {name: count + rest * (three.calls[name] - count) for name, count in two.calls.items()}
     peak = two.peak_bytes + rest * (three.peak_bytes - two.peak_bytes)
@@ -152,28 +148,3 @@ def test_a_wait_would_be_seen(precision: None) -> None:
         assert watched.waits == ["aten::_to_copy"] * 3
         torch.zeros(3).pin_memory().to("cuda:0", non_blocking=True)
         assert len(watched.waits) == 3
-
-
-class Precision(TorchDispatchMode):
-    """Under which policy each product of float32 in attention runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__ in ("bmm", "baddbmm_") and args[0].dtype is torch.float32:
-            self.seen.append(torch.get_float32_matmul_precision())
-        return func(*args, **(kwargs or {}))
-
-
-# Triton's kernels are no products of torch; their own proofs hold their precision.
-def test_scores_have_all_of_float32(precision: None) -> None:
-    """Whatever the process allows, forward and backward."""
-    torch.set_float32_matmul_precision("high")
-    layer = nsa.NSAAttention(TINY, Way(force_sdpa=True))
-    with Precision() as policy:
-        layer(torch.randn(1, 40, 16)).sum().backward()
-    # Two products forward, five back.
-    assert policy.seen == ["highest"] * 7
-    assert torch.get_float32_matmul_precision() == "high"

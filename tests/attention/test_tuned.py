@@ -16,18 +16,12 @@ from nsa.attention.triton.operators import config_of
 from nsa.attention.triton.selected_tiles import choose_cut
 from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_window_cut
 from nsa.config import NSAConfig
+from tests.factory.tables import rows, table
 
 CFG = NSAConfig()
 SHIPPED = Path(launch.__file__).parent / "tuned"
 DEVICE = "NVIDIA Made-Up 80GB (HBM3)"
-TILE = {"rows": 64, "warps": 4, "stages": 3}
-CHOICES = [
-    ("window", 2048, "forward", TILE),
-    ("compressed", 2048, "keys", 64),
-    ("compressed", 32768, "keys", 16),
-    ("top", 2048, "blocks", 32),
-    ("selected", 32768, "by_block.forward", {"rows": 128, "warps": 8, "stages": 1}),
-]
+CHOICES = rows(__file__, "choices")
 # What is assumed where nothing was measured.
 CUTS: dict[str, Callable[..., Any]] = {
     "selected": choose_cut,
@@ -42,13 +36,12 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the file of a made-up device says, the only one here."""
     monkeypatch.setattr(launch, "FOLDER", tmp_path)
     shapes = launch.shapes_of(CFG, 2)
-    names = ("branch", "seq_len", "field", "value")
     document = {
         "device": DEVICE,
         "capability": "9.0",
         "shapes": shapes,
         "lengths": {branch: [2048, 32768] for branch in shapes},
-        "choices": [dict(zip(names, one, strict=True)) for one in CHOICES],
+        "choices": CHOICES,
     }
     launch.file_of(DEVICE).write_text(json.dumps(document))
     launch._with_choices.cache_clear()
@@ -66,22 +59,10 @@ def applied(
 
 def test_only_what_was_measured_is_exchanged() -> None:
     cut, found = applied("window", 2048)
-    assert found == dataclasses.replace(cut, forward=Tile(**TILE)) != cut
+    assert found == dataclasses.replace(cut, forward=Tile(**CHOICES[0]["value"])) != cut
 
 
-@pytest.mark.parametrize(
-    ("branch", "field", "seq_len", "value"),
-    [
-        # By ratio: the middle of 2,048 and 32,768 is 8,192.
-        ("compressed", "keys", 1, 64),
-        ("compressed", "keys", 8191, 64),
-        ("compressed", "keys", 8193, 16),
-        ("compressed", "keys", 131_072, 16),
-        # Nothing is chosen at 32,768: that is no reason to take another length's choice.
-        ("top", "blocks", 2048, 32),
-        ("top", "blocks", 32768, 16),
-    ],
-)
+@table(__file__, "lengths")
 def test_the_nearest_length_counts(branch: str, field: str, seq_len: int, value: int) -> None:
     assert getattr(applied(branch, seq_len)[1], field) == value
 

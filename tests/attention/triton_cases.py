@@ -21,6 +21,7 @@ from nsa.config import Phi
 from nsa.witness import oracle
 from nsa.witness.oracle import BRANCHES
 from tests.attention.triton_kernels import LAUNCH, compare, cut_as, poisoned, written_once
+from tests.factory.tables import rows
 
 HALF = torch.float16
 BOUND = {torch.float32: 1e-5, HALF: 5 * 2.0**-11}
@@ -121,80 +122,18 @@ class Case:
         return {"selected": cut, "compressed": compressed, "top": compressed, "window": window}
 
 
-# Of each kernel the shapes that it may get wrong. Between them:
-CASES = {
-    # No compressed key at all, heads that fill no tile, a tile of one token and of many, keys of
-    # several tiles and one alone in its tile, pieces that begin before a tile's first token, three
-    # strides in a compressed block, which reaches into one later block or two, more blocks than are
-    # scored at once, float16 whose keys are sums of two.
-    "compressed": (
-        Case(seq_len=7, batch=2, phi="mlp", d_k=3, d_v=5, rows=16),
-        Case(seq_len=60, heads=3, phi="mlp", l=6, d=2, dtype=HALF, rows=64, piece=32, blocks=4),
-        Case(seq_len=38, heads=3, groups=2, phi="mlp", l=6, d=2, l_sel=2, n_sel=5, d_k=24, d_v=8,
-             rows=64),
-    ),
-    # Blocks that overlap by none, one and two others, that end with a tile of tokens or not, tokens
-    # behind the last block and none, no block at all, widths that fill no power of two.
-    "pool": (
-        Case(seq_len=75, groups=2, batch=2, l=32, d=16, l_sel=16, n_sel=3, d_k=24, d_v=5, rows=32,
-             piece=32),
-        Case(seq_len=123, heads=2, l=45, d=15, l_sel=15, n_sel=3, d_k=7, rows=32),
-        Case(seq_len=66, l=3, d=3, l_sel=6, d_k=32, dtype=HALF, rows=32),
-        Case(seq_len=19, heads=3, batch=2, l=20, d=5, l_sel=5, n_sel=3, rows=32),
-    ),
-    # Tiles of one token and of many, more than one word of bits, pieces that end inside a list, a
-    # last block that is cut, S below one block.
-    "selected": (
-        Case(seq_len=5, batch=2, d_k=3, d_v=5, rows=16, drawn=True),
-        Case(seq_len=71, heads=3, groups=2, l=2, d=2, l_sel=2, n_sel=5, d_k=24, d_v=8, rows=128,
-             drawn=True),
-        Case(seq_len=71, heads=3, l=2, d=2, l_sel=2, rows=16, readers=32, drawn=True),
-    ),
-    # Blocks own the work: runs that end inside a block, and a second word of bits.
-    "selected_by_block": (
-        Case(seq_len=21, heads=3, groups=2, l=4, d=4, l_sel=4, n_sel=3, d_k=24, d_v=8, rows=32,
-             run=14, drawn=True),
-        Case(seq_len=40, l=1, d=1, l_sel=1, rows=32, run=28, readers=64, drawn=True),
-    ),
-    # Walks with whole tiles and without, tiles of less than a token, of one and of many, windows of
-    # one token, shorter and longer than a tile and than S, rows that see nothing of their tile's
-    # first keys; walks in pieces, fewer and more than their tiles.
-    "window": (
-        Case(seq_len=37, w=20, heads=3, groups=2, d_k=24, d_v=8, rows=32),
-        Case(seq_len=70, w=45, batch=2, d_k=3, d_v=5, rows=16, pieces=4),
-        Case(seq_len=50, w=1, rows=64),
-        Case(seq_len=19, w=64, heads=16, rows=16, pieces=7),
-        Case(seq_len=5, w=3, heads=2, rows=64, keys=32),
-    ),
-    # As a device would cut them: a word of bits and more; a window whose keys are walked in pieces.
-    "all": (
-        Case(seq_len=37, heads=3, groups=2, batch=2, n_sel=3, d_k=24, d_v=8),
-        Case(seq_len=45, heads=2, l=2, d=1, l_sel=1, w=1),
-        Case(seq_len=42, heads=3, groups=2, n_sel=3, run=14),
-        Case(seq_len=33, heads=16, n_sel=3, w=64),
-    ),
-}  # fmt: skip
-# The production's heads, widths and blocks, and the widest; tiles of a few tokens, and of more than
-# a piece, in both forms. Scores of 30 and more: rounded keys must not be held to the exact sum.
-WIDE: dict[str, Any] = {"d_k": 128, "d_v": 128, "dtype": HALF}
-SIXTY_FOUR: dict[str, Any] = {"heads": 6, "d_k": 64, "d_v": 64, "dtype": HALF}
-TUNED = (
-    Case(seq_len=5, heads=16, w=64),
-    Case(seq_len=50, n_sel=3, **SIXTY_FOUR),
-    Case(seq_len=40, heads=4, w=24, **WIDE),
-    Case(seq_len=230, l=32, d=16, l_sel=64, n_sel=3, w=80, rows=128, keys=32, owned=64, piece=64,
-         tokens=64, blocks=32, **SIXTY_FOUR),
-    Case(seq_len=130, l=32, d=16, l_sel=64, n_sel=3, rows=64, run=64, **SIXTY_FOUR),
-    Case(seq_len=60, heads=3, d_k=64, phi="mlp", l=6, d=2, l_sel=6, sharp=6.0, dtype=HALF, rows=64),
-    Case(seq_len=40, heads=16, l=16, d=8, l_sel=16, w=200, rows=128, **WIDE),
-    Case(seq_len=200, w=100, d_k=128, d_v=64),
-    Case(seq_len=40, heads=2, w=2**31 - 1),
-    *(
-        Case(seq_len=19, heads=3, l=4, d=4, l_sel=4, n_sel=3, readers=8, rows=rows, run=run)
-        for rows in (16, 32, 64, 128)
-        for run in (0, 10)
-    ),
-)  # fmt: skip
+def cases(name: str) -> tuple[Case, ...]:
+    """Those of a table, in which types have torch's names."""
+    kinds = {"float32": torch.float32, "float16": HALF}
+    return tuple(
+        Case(**one | {"dtype": kinds[one.get("dtype", "float32")]}) for one in rows(__file__, name)
+    )
+
+
+KERNELS = ("compressed", "pool", "selected", "selected_by_block", "window", "all")
+# Of each kernel the shapes that it may get wrong.
+CASES = {kernel: cases(kernel) for kernel in KERNELS}
+TUNED = cases("tuned")
 
 
 def branch(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:

@@ -94,17 +94,13 @@ def written_once(problems: list[str]) -> Iterator[None]:
 def planted(folder: Path, name: str, path: str, old: str, new: str) -> ModuleType:
     """`core` of a copy of the kernels' package in which `old` is `new`, named `name`."""
     copy = folder / name
-    seen = 0
     for source in _PACKAGE.rglob("*.py"):
         within = source.relative_to(_PACKAGE)
         text = source.read_text().replace("nsa.attention.triton", name)
         if within.as_posix() == path:
-            seen = text.count(old)
             text = text.replace(old, new)
         (copy / within).parent.mkdir(parents=True, exist_ok=True)
         (copy / within).write_text(text)
-    if not seen:
-        raise ValueError(f"{name}: {path} has no such text: {old!r}")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     return importlib.import_module(f"{name}.core")

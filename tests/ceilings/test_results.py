@@ -35,41 +35,42 @@ def wrong_of(made: Bench, what: Ceiling) -> str:
     return str(entry.get("wrong", ""))
 
 
-def flipped(entry: tuple[int, int], by: float) -> Callable[..., Any]:
-    """A product with one wrong number, the same each time, so that it repeats itself."""
-    true = torch.mm
+def flipped(entry: tuple[int, int], by: float, first: int) -> Callable[..., Any]:
+    """A product with one wrong number from this call on, so that it repeats itself or does not.
+
+    The exact product, of new memory, counts as the first call.
+    """
+    true, calls = torch.mm, count()
 
     def broken(one: Any, other: Any, *, out: Any = None) -> Any:
         product = true(one, other) if out is None else true(one, other, out=out)
-        product[entry] += by
+        if (next(calls) if out is not None else 0) >= first:
+            product[entry] += by
         return product
 
     return broken
 
 
+ROW, CHANGES = "1 of 256 rows of an exact product are wrong", "two products of the same matrices"
+
+
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize(("entry", "by"), [((0, 0), 0.0), ((0, 0), 1.0), ((255, 17), -1.0)])
+@pytest.mark.parametrize(
+    ("entry", "by", "first", "wanted"),
+    [
+        ((0, 0), 0.0, 0, ""),
+        ((0, 0), 1.0, 0, ROW),
+        ((255, 17), -1.0, 0, ROW),
+        ((0, 0), 1.0, 1, f"{CHANGES} differ"),
+    ],
+)
 def test_one_wrong_number_of_a_product_is_told(
-    monkeypatch: pytest.MonkeyPatch, kind: torch.dtype, entry: tuple[int, int], by: float
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, kind: torch.dtype, entry: tuple[int, int], by: float,
+    first: int, wanted: str,
+) -> None:  # fmt: skip
     made = bench(monkeypatch, kind)
-    monkeypatch.setattr(torch, "mm", flipped(entry, by))
-    said = "1 of 256 rows of an exact product are wrong" if by else ""
-    assert wrong_of(made, Ceiling.MATMUL) == said
-
-
-def test_a_product_that_changes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first one is right, and so is the exact one."""
-    made, true = bench(monkeypatch, torch.float32), torch.mm
-    calls = count()
-
-    def broken(one: Any, other: Any, *, out: Any = None) -> Any:
-        product = true(one, other) if out is None else true(one, other, out=out)
-        product[0, 0] += float(out is not None and next(calls) > 0)
-        return product
-
-    monkeypatch.setattr(torch, "mm", broken)
-    assert wrong_of(made, Ceiling.MATMUL) == "two products of the same matrices differ"
+    monkeypatch.setattr(torch, "mm", flipped(entry, by, first))
+    assert wrong_of(made, Ceiling.MATMUL) == wanted
 
 
 CALLS = count()

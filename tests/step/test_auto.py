@@ -6,7 +6,7 @@ compiler and its recorder make, spoiled where a test says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +21,14 @@ from nsa.step.cuda_graphs import REPLAYED_NODE
 from nsa.step.engine import Engine
 from nsa.toggles import parse_toggles
 from nsa.witness.effects import _compile, _cuda_graphs
-from tests.step.test_before_a_step import _wrong_slope
-from tests.step.test_cuda_graphs import _Scaled, as_they_are
+from tests.factory.tables import table
+from tests.step.test_cuda_graphs import as_they_are, scaled
 from tests.train import engines
 from tests.train.test_effects import seen
 
 AUTO = {"NSA_COMPILE": "auto", "NSA_CUDA_GRAPHS": "auto"}
 NAMED = {"NSA_COMPILE": "layer", "NSA_CUDA_GRAPHS": "1"}
+WRONG_SLOPE = scaled(whole, 1.001)
 # Ways that a CPU has, whatever device is told.
 SLOW = {"NSA_USE_TRITON_SEL": "0", "NSA_PREFILL_BATCHED": "1"}
 
@@ -37,11 +38,11 @@ def _breaks(*_: Any, **__: Any) -> Any:
 
 
 def _scaled(*given: Any, **how: Any) -> Any:
-    return tuple(_Scaled(module, 1.5) for module in as_they_are(*given, **how))
+    return tuple(scaled(module, 1.5) for module in as_they_are(*given, **how))
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
+def started(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Engine]:
     """An engine that takes its device for CUDA, and has put the toggles in force."""
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
 
@@ -56,7 +57,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Engine]]:
         made.configure(parse_toggles({**SLOW, **toggles}))
         return made
 
-    yield start
+    return start
 
 
 def effects(engine: Engine, toggles: dict[str, str], **nodes: int) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def effects(engine: Engine, toggles: dict[str, str], **nodes: int) -> dict[str, 
 @pytest.mark.parametrize(
     ("layer", "record", "why"),
     [
-        (_wrong_slope, as_they_are, {"NSA_COMPILE": "off (does not agree with our own modules"}),
+        (WRONG_SLOPE, as_they_are, {"NSA_COMPILE": "off (does not agree with our own modules"}),
         (_breaks, as_they_are, {"NSA_COMPILE": "off (cannot run here: no kernel image)"}),
         (whole, _scaled, {"NSA_CUDA_GRAPHS": "0 (does not give what the host gives"}),
         (whole, _breaks, {"NSA_CUDA_GRAPHS": "0 (cannot be recorded: no kernel image)"}),
@@ -100,7 +101,7 @@ def test_what_does_not_agree_gives_way_and_says_why(
     assert [effects(engine, AUTO, **more)[name][0] for name in AUTO] == [False, False]
 
 
-@pytest.mark.parametrize(("layer", "record"), [(_wrong_slope, as_they_are), (whole, _scaled)])
+@pytest.mark.parametrize(("layer", "record"), [(WRONG_SLOPE, as_they_are), (whole, _scaled)])
 def test_what_is_asked_for_by_name_is_refused(
     started: Callable[..., Engine], layer: Any, record: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,13 +123,7 @@ def test_all_ranks_go_the_same_way(started: Callable[..., Engine]) -> None:
     assert engine.dispatch.layers(toggles).reason == engine.dispatch.replay(toggles).reason == text
 
 
-@pytest.mark.parametrize(
-    ("toggles", "words", "layers", "replay"),
-    [
-        ({}, "train.seq_len=48", "layer", "0 (gradient checkpointing runs layers a second time"),
-        ({"NSA_SEL_RANGES_V2": "0"}, "", "layer", "0 (the plain loops of NSA_SEL_RANGES_V2=0"),
-    ],
-)
+@table(__file__, "not_recorded")
 def test_what_cannot_be_recorded_is_not_tried(
     started: Callable[..., Engine], toggles: dict[str, str], words: str, layers: str, replay: str
 ) -> None:

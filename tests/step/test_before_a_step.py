@@ -16,29 +16,14 @@ from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import FLOAT32_SUMS, Gap
 from nsa.step.compiled import compare
 from nsa.toggles import parse_toggles
+from tests.factory.tables import table
 from tests.step.small import model_of, tokens_of
+from tests.step.test_cuda_graphs import scaled
 
 
 def _no_rotation(layer: Layer, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     still = torch.stack((torch.ones_like(turns[..., 0]), torch.zeros_like(turns[..., 0])), -1)
     return whole(layer, x, still)
-
-
-class _WrongSlope(torch.autograd.Function):
-    """The right value, and a gradient that is off by a thousandth."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0] * 1.001
-
-
-def _wrong_slope(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    out, gates, blocks = whole(*given)
-    return _WrongSlope.apply(out), gates, blocks
 
 
 def _other_choice(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -53,7 +38,7 @@ Defect = tuple[Callable[..., Any], Callable[..., Tensor], str]
 DEFECTS: dict[str, Defect] = {
     "none": (whole, mean_loss, ""),
     "no rotation": (_no_rotation, mean_loss, "layer"),
-    "wrong gradient": (_wrong_slope, mean_loss, "layer"),
+    "wrong gradient": (scaled(whole, 1.001), mean_loss, "layer"),
     "other blocks": (_other_choice, mean_loss, "layer"),
     "sum for mean": (whole, lambda z, t: mean_loss(z, t) * t.numel(), "loss"),
     "not finite": (whole, lambda z, t: mean_loss(z, t) * torch.nan, "loss"),
@@ -83,20 +68,7 @@ def test_the_bound_is_twice_our_own_error() -> None:
     )
 
 
-BATCHED = {"NSA_COMPILE": "layer", "NSA_PREFILL_BATCHED": "1"}
-
-
-@pytest.mark.parametrize(
-    ("asked", "device", "words"),
-    [
-        (BATCHED, "cuda", "the package triton is not installed"),
-        (BATCHED, "cpu", "no C++ compiler here (g++, clang++, c++)"),
-        ({"NSA_COMPILE": "layer"}, "cuda", "token by token, a graph would hold every token; set"),
-        (BATCHED, "auto", None),
-        ({"NSA_COMPILE": "off"}, "cpu", None),
-        ({"NSA_CUDA_GRAPHS": "1"}, "cpu", "CUDA graphs need a CUDA device, this is cpu"),
-    ],
-)
+@table(__file__, "missing")
 def test_what_is_missing_is_said_before_it_is_needed(
     asked: dict[str, str], device: str, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,10 +97,6 @@ class TestWhatIsWatched:
         model(tokens_of()[:, :-1])
         return self.ran - before
 
-    def test_a_plain_pass_is_compiled(self, model: NSALanguageModel) -> None:
-        assert self.ran_in(model) == 2
-        assert self.ran_in(model.eval()) == 2
-
     @pytest.mark.parametrize("of", ["layers.1.attention", "layers.0.mlp.down"])
     def test_a_hook_inside_of_a_layer_is_called(self, model: NSALanguageModel, of: str) -> None:
         seen: list[Any] = []
@@ -144,9 +112,12 @@ class TestWhatIsWatched:
         with OperatorCount():
             assert self.ran_in(model) == 0
 
-    def test_a_pass_that_is_wanted_from_the_host(self, model: NSALanguageModel) -> None:
+    def test_a_plain_pass_is_compiled_unless_it_is_wanted_from_the_host(
+        self, model: NSALanguageModel
+    ) -> None:
         model.run_from_host(2)
         assert [self.ran_in(model) for _ in range(3)] == [0, 0, 2]
+        assert self.ran_in(model.eval()) == 2
 
     def test_recomputation_goes_the_way_that_the_pass_went(self) -> None:
         """A count ends before the backward pass: another way would save other tensors."""

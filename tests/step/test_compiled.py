@@ -12,9 +12,11 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from nsa.attention import compressed
 from nsa.config import ModelConfig, Way
-from nsa.model import Layer, NSALanguageModel, mean_loss
+from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import Gap, error_of
 from nsa.step import compiled
 from nsa.step.compiled import (
@@ -23,7 +25,6 @@ from nsa.step.compiled import (
     compile_layers,
     count_compiled,
 )
-from tests.attention.test_step_on_cuda import Precision
 from tests.step.small import SHAPE, model_of, tokens_of
 
 # torch's own warnings while it compiles are not ours.
@@ -109,12 +110,25 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
         assert not gap.too_wide, str(gap)
 
 
-def test_what_chooses_blocks_has_all_of_float32(
-    precision: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where a process allows TF32: forward and backward of the compiled layer."""
-    from nsa.attention import compressed
+class Precision(TorchDispatchMode):
+    """Under which policy each product of float32 in attention runs."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in ("bmm", "baddbmm_") and args[0].dtype is torch.float32:
+            self.seen.append(torch.get_float32_matmul_precision())
+        return func(*args, **(kwargs or {}))
+
+
+# Triton's kernels are no products of torch; their own proofs hold their precision.
+@pytest.mark.parametrize("by", [whole, "compiled"])
+def test_what_chooses_blocks_has_all_of_float32(
+    precision: None, monkeypatch: pytest.MonkeyPatch, by: Any
+) -> None:
+    """Where a process allows TF32: forward and backward of a layer, compiled or not."""
     torch.set_float32_matmul_precision("high")
     seen: list[str] = []
     for name in ("_forward", "_backward"):
@@ -130,7 +144,7 @@ def test_what_chooses_blocks_has_all_of_float32(
     layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=SHAPE))
     layer.attention.way = Way(force_sdpa=True)
     x = torch.randn(*TOKENS, SHAPE.dim, requires_grad=True)
-    layer(x, by=compile_layers("aot_eager").layer).sum().backward()
+    layer(x, by=compile_layers("aot_eager").layer if by == "compiled" else by).sum().backward()
     # Two products forward, five back.
     assert seen == ["highest"] * 7
     assert torch.get_float32_matmul_precision() == "high"

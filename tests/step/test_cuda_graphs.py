@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,30 +106,26 @@ class TestWhatMayBeReplayed:
         assert torch.equal(model.gate_numbers(), replayed)
 
 
-class _Stale(nn.Module):
+def _stale(module: nn.Module) -> Callable[[Tensor], Any]:
     """A replay that reads the memory of an earlier pass."""
+    kept: list[Tensor] = []
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-        self.kept: Tensor | None = None
+    def replay(x: Tensor) -> Any:
+        kept.append(x.detach())
+        return module(x + (kept[max(0, len(kept) - 2)] - x).detach())
 
-    def forward(self, x: Tensor) -> Any:
-        before, self.kept = self.kept, x.detach()
-        return self.module(x if before is None else x + (before - x).detach())
+    return replay
 
 
-class _Scaled(nn.Module):
-    """Right values, and gradients that are a hundredth too large, or no numbers."""
+def scaled(module: Callable[..., Any], factor: float = 1.01) -> Callable[..., Any]:
+    """Right values, and gradients that are too large, or no numbers."""
 
-    def __init__(self, module: nn.Module, factor: float) -> None:
-        super().__init__()
-        self.module, self.factor = module, factor
-
-    def forward(self, x: Tensor) -> Any:
-        out, *rest = self.module(x)
-        out.register_hook(lambda grad: grad * self.factor)
+    def replay(*given: Any) -> Any:
+        out, *rest = module(*given)
+        out.register_hook(lambda grad: grad * factor)
         return (out, *rest)
+
+    return replay
 
 
 class TestTheComparison:
@@ -144,68 +143,56 @@ class TestTheComparison:
         assert self.gap(model).error == 0.0
         assert all(p.grad is None for p in model.parameters())
 
-    def test_yesterdays_input_is_seen(self, model: NSALanguageModel) -> None:
+    @pytest.mark.parametrize(
+        ("place", "spoiled"),
+        [(0, _stale), (-1, scaled), (-1, partial(scaled, factor=float("nan")))],
+        ids=["yesterday's input", "wrong gradients", "no numbers"],
+    )
+    def test_a_wrong_replay_is_seen(
+        self, model: NSALanguageModel, place: int, spoiled: Callable[[nn.Module], Any]
+    ) -> None:
         recording = recording_of(model)
-        first, *rest = recording._replayed
-        recording._replayed = (_Stale(first), *rest)
+        replayed = list(recording._replayed)
+        replayed[place] = spoiled(replayed[place])
+        recording._replayed = tuple(replayed)
         found = self.gap(model)
         assert found.too_wide and "off by" in str(found)
 
-    @pytest.mark.parametrize("factor", [1.01, float("nan")])
-    def test_wrong_gradients_are_seen(self, model: NSALanguageModel, factor: float) -> None:
-        recording = recording_of(model)
-        *rest, last = recording._replayed
-        recording._replayed = (*rest, _Scaled(last, factor))
-        assert self.gap(model).too_wide
 
+@pytest.mark.parametrize("keep", [True, False])
+def test_the_first_gradients_are_copied_out_of_the_memory_of_a_replay(keep: bool) -> None:
+    """A second replay writes where they lie: the sum must not notice. All by one launch."""
+    pools = [torch.zeros(3), torch.zeros(2)]
 
-class TestGradients:
-    """A second replay writes where the first one's gradients lie: the sum must not notice."""
+    class Replayed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: float, *weights: Tensor) -> Tensor:
+            ctx.value = value
+            return torch.stack([w.sum() for w in weights]).sum()
 
-    def accumulated(self, *, keep: bool) -> tuple[list[list[float]], dict[str, int]]:
-        pools = [torch.zeros(3), torch.zeros(2)]
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+            # Other tensors over the same memory each time, as a replay gives: autograd keeps them.
+            return None, *(torch.empty(0).set_(pool.fill_(ctx.value)) for pool in pools)
 
-        class Replayed(torch.autograd.Function):
-            @staticmethod
-            def forward(ctx: Any, value: float, *weights: Tensor) -> Tensor:
-                ctx.value = value
-                return torch.stack([w.sum() for w in weights]).sum()
-
-            @staticmethod
-            def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-                # Other tensors over the same memory each time, as a replay gives: autograd keeps
-                # them.
-                return None, *(torch.empty(0).set_(pool.fill_(ctx.value)) for pool in pools)
-
-        class Engineless(Engine):
-            """The micro-batches of a step, without what they are made of."""
-
-            def __init__(self, model: nn.Module) -> None:
-                self.model, self.device = model, torch.device("cpu")
-                self.wrapped = type(
-                    "Alone", (), {"gradient_scope": lambda _, last: nullcontext()}
-                )()
-                self.scaler = torch.amp.GradScaler("cpu", enabled=False)
-                self.on_loss = None
-
-            def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
-                return Replayed.apply(float(tokens) * 3, *self.model.layers)
-
-        model: Any = nn.Module()
-        model.layers = nn.ParameterList([nn.Parameter(torch.ones(pool.shape)) for pool in pools])
-        model.recording = keep or None
-        with OperatorCount() as count:
-            Engineless(model).gradients([Batch(tokens=torch.tensor(n)) for n in (1, 2, 4)])
-        grads = [w.grad.tolist() for w in model.layers]
-        return grads, {n: c for n, c in count.names.items() if n in ("clone", "_foreach_copy_")}
-
-    def test_the_first_are_copied_out_of_the_memory_of_a_replay(self) -> None:
-        """All by one launch."""
-        sums = [[21.0] * 3, [21.0] * 2]
-        assert self.accumulated(keep=True) == (sums, {"_foreach_copy_": 1})
-        found, copies = self.accumulated(keep=False)
-        assert found != sums, "made to fail on purpose"
-        assert not copies
+    model: Any = nn.Module()
+    model.layers = nn.ParameterList([nn.Parameter(torch.ones(pool.shape)) for pool in pools])
+    model.recording = keep or None
+    # The micro-batches of a step, without what they are made of.
+    engine: Any = SimpleNamespace(
+        model=model,
+        device=torch.device("cpu"),
+        wrapped=SimpleNamespace(gradient_scope=lambda last: nullcontext()),
+        scaler=torch.amp.GradScaler("cpu", enabled=False),
+        on_loss=None,
+        loss=lambda tokens: Replayed.apply(float(tokens) * 3, *model.layers),
+    )
+    with OperatorCount() as count:
+        Engine.gradients(engine, [Batch(tokens=torch.tensor(n)) for n in (1, 2, 4)])
+    found = [w.grad.tolist() for w in model.layers]
+    copies = {n: c for n, c in count.names.items() if n in ("clone", "_foreach_copy_")}
+    assert (found == [[21.0] * 3, [21.0] * 2]) is keep, "made to fail on purpose"
+    assert copies == ({"_foreach_copy_": 1} if keep else {})
 
 
 # torch itself: recording differentiates on a stream of its own, and its compiler uses what it
