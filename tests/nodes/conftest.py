@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ from tests.nodes import kubernetes, slurm
 from tests.nodes.helpers import Place
 
 
-@pytest.fixture(scope="session")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
-    """A running cluster for each worker that has tests of it; skipped where Slurm is absent."""
+@contextmanager
+def slurm_of(folder: Path, nodes: int) -> Iterator[slurm.Cluster]:
+    """A running cluster; skipped, with the reason, where Slurm is not installed."""
     if absent := slurm.missing_programs():
         pytest.skip(f"not installed: {', '.join(absent)} (apt-get install slurm-wlm munge)")
-    cluster = slurm.Cluster(tmp_path_factory.mktemp("slurm"))
+    cluster = slurm.Cluster(folder, nodes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
         patch.setenv("PATH", f"{os.environ['PATH']}{os.pathsep}/usr/sbin")
@@ -27,6 +28,13 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluste
             yield cluster
         finally:
             cluster.down()
+
+
+@pytest.fixture(scope="session")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Cluster]:
+    """One of two nodes for each worker that has tests of it."""
+    with slurm_of(tmp_path_factory.mktemp("slurm"), nodes=2) as cluster:
+        yield cluster
 
 
 @pytest.fixture
