@@ -8,6 +8,7 @@ from torch import Tensor
 
 import nsa
 from nsa.attention import choose_path, nsa_attention
+from nsa.attention.tracing import profile_range
 from nsa.config import (
     ModelConfig,
     Way,
@@ -19,6 +20,7 @@ from nsa.contract import NSAError
 from nsa.layer import gate_stats
 from nsa.model import NSALanguageModel
 from nsa.projection import Columns
+from nsa.witness.profiling import torch_profiler
 from tests.factory.tables import table
 
 TINY = nsa.NSAConfig(
@@ -149,3 +151,14 @@ def test_roofline(peak: float, seq_len: int, large: int, small: int) -> None:
     for cfg, expected in ((LARGE, large), (BYTES, small)):
         flops = model_flops_per_token(cfg, seq_len)
         assert round(0.4 * peak / flops / 1e3) == expected
+
+
+def test_profiler_ranges_appear() -> None:
+    layer, x = nsa.NSAAttention(TINY), torch.randn(1, 50, 16)
+    for version in ("v1", "v2"):
+        layer.way = Way(selection_ranges=version)
+        with torch_profiler("cpu") as seen, profile_range("outer"):
+            layer(x)
+        names = {event.key for event in seen.key_averages()}
+        wanted = {"nsa.cmp", "nsa.sel.scores", f"nsa.sel.ranges_{version}"}
+        assert wanted | {"nsa.sel.attend", "nsa.win", "nsa.gate", "outer"} <= names
