@@ -45,9 +45,7 @@ def record_of(outcomes: dict[str, Outcome], lost: set[str]) -> RunRecord:
 
 @examples(40)
 @given(st.dictionaries(IDS, st.sampled_from(Outcome), max_size=6), st.sets(IDS, max_size=3))
-def test_every_required_id_is_in_every_format_and_only_passes_pass(
-    outcomes: dict[str, Outcome], lost: set[str]
-) -> None:
+def test_every_required_id_is_in_every_format(outcomes: dict[str, Outcome], lost: set[str]) -> None:
     """All but the first page, which counts what passed and tells each cause of the others.
 
     Annotations, too, are of problems only, and nodes.json is of nodes.
@@ -61,12 +59,6 @@ def test_every_required_id_is_in_every_format_and_only_passes_pass(
     page = derive.render(record, "md")
     assert view.tally in page
     assert all(cause.lead.id in page for cause in view.causes)
-    cases = ET.fromstring(derive.render(record, "junit")).findall(".//testcase")
-    no_fault = {"properties", "system-out"}
-    green = [case.get("name") for case in cases if not {t.tag for t in case} - no_fault]
-    passed = [name for name, outcome in outcomes.items() if outcome is Outcome.PASS]
-    expected = [*passed, *(["verdict"] if record.verdict is Verdict.GO else [])]
-    assert sorted(str(name) for name in green) == sorted(expected)
 
 
 @pytest.mark.parametrize("fmt", ["details", "html"])
