@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import sys
 from pathlib import Path
 
 import pytest
 
 from runbook.folder.manifest import write_manifest, write_record
 from tests.cli.shell import Ended, inside
-from tests.factory.programs import program
 from tests.reports import samples
 
 RUN = samples.go().run_id
@@ -55,16 +53,6 @@ def test_one_slip_is_one_problem(here: Path, case: str) -> None:
     variables = [word for word in words if ENVIRONMENT.match(word)]
     shell = dict(word.split("=") for word in variables)
     assert told in refused(here, *words[len(variables) :], **shell).err.splitlines()[-1]
-
-
-def test_a_refusal_names_what_its_reader_can_type(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As from an environment that is not activated; the program's own name stays in front."""
-    script = program(here / "my env" / "runbook", "true")
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    told = refused(here, "launch", "--profile", "cpu", PATH="/usr/bin:/bin").err
-    assert "; first: 'my env/runbook' run --phase all --profile cpu; or" in told
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "triage", "report"])
