@@ -27,31 +27,23 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin"
 
 
-def typed(line: str, checkout: Path, bare: Path) -> subprocess.CompletedProcess[str]:
-    shutil.copytree(ROOT / "scripts", checkout / "scripts")
-    return subprocess.run(
-        ["bash", "-c", line],
-        cwd=checkout,
-        env={"PATH": f"{bare}{os.pathsep}/usr/bin{os.pathsep}/bin", "HOME": str(checkout)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+def typed(line: str, checkout: Path, bare: Path) -> tuple[int, str, str]:
+    path = f"{bare}{os.pathsep}/usr/bin{os.pathsep}/bin"
+    done = subprocess.run(
+        ["bash", "-c", line], env={"PATH": path, "HOME": str(checkout)},
+        cwd=checkout, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_without_an_environment_they_say_how_to_make_one(
+def test_they_take_the_environment_of_their_checkout_or_say_how_to_make_one(
     line: str, bare: Path, tmp_path: Path
 ) -> None:
-    done = typed(line, tmp_path, bare)
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     lacks = f"{bare}/python lacks nsa, runbook, pydantic, torch: "
     todo = f"`make demo` in {tmp_path} makes .venv there, which is then taken\n"
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", lacks + todo)
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_they_take_the_environment_of_their_checkout(line: str, bare: Path, tmp_path: Path) -> None:
+    assert typed(line, tmp_path, bare) == (2, "", lacks + todo)
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    done = typed(line, tmp_path, bare)
-    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("usage: ")
+    code, out, err = typed(line, tmp_path, bare)
+    assert (code, err) == (0, "") and out.startswith("usage: ")
