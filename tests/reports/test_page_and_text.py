@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from phases.stage import TrainingStage
 from reports.summary import KEYS, TABLE_PHASES, summarize
@@ -36,16 +35,11 @@ def page_of(record: RunRecord) -> list[str]:
 
 def test_any_number_of_causes_fits() -> None:
     """Causes beyond the first few get a line each, and what is left is counted."""
-    record = no_go()
-    phase = record.phases[1]
-    check = phase.checks[0]
-    many = tuple(
-        check.model_copy(
-            update={"id": f"baseline.row{n}", "reason": f"it is {n}", "evidence": (f"f{n}.csv",)}
-        )
-        for n in range(60)
-    )
-    changed = record.model_copy(update={"phases": (phase.model_copy(update={"checks": many}),)})
+    check = no_go().phases[1].checks[0]
+    told = ({"id": f"baseline.row{n}", "reason": f"it is {n}"} for n in range(60))
+    many = tuple(check.model_copy(update=one) for one in told)
+    phase = no_go().phases[1].model_copy(update={"checks": many})
+    changed = no_go().model_copy(update={"phases": (phase,)})
     causes = len(build_view(changed).causes)
     lines = page_of(changed)
     assert len(lines) <= LINES_OF_A_FAILURE
@@ -146,11 +140,7 @@ def markdown_shape(text: str) -> list[tuple[str, str]]:
                 *("text", "code_inline", "strong_open", "strong_close", "text_special"),
                 *("softbreak", "link_close"),
             } or (inner.type == "link_open" and inner.attrGet("href") in OWN_PAGES), inner
-    return [(token.type, token.tag) for token in tokens if not _is_inline(token)]
-
-
-def _is_inline(token: Token) -> bool:
-    return token.type == "inline"
+    return [(token.type, token.tag) for token in tokens if token.type != "inline"]
 
 
 class TagCounter(HTMLParser):
