@@ -21,8 +21,7 @@ from runbook.folder.manifest import artifact_records, record_text, write_manifes
 from runbook.records import Mark, PhaseRecord, Reason, RunRecord
 from tests.cli.shell import inside
 from tests.engine.toys import PHASES, Toy, run, verify
-from tests.reports.pictures import record as pictured
-from tests.reports.pictures import series
+from tests.reports.samples import pictured, series
 
 Document = dict[str, Any]
 

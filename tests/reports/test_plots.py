@@ -13,7 +13,7 @@ from reports.formats.pages import Figure, figures
 from runbook.records import Comparator, Mark, Window
 from tests.factory.records import check
 from tests.reports import samples
-from tests.reports.pictures import record, series
+from tests.reports.samples import pictured, series
 
 ANY = st.floats(allow_nan=True, allow_infinity=True)
 CLASSES = {
@@ -52,7 +52,7 @@ def test_any_curve_is_drawn_inside_the_picture_or_not_at_all(ys: list[float]) ->
     }
     plain = series(ys, limits=marks, name="a")
     panels = [series(ys, name=name, group="g", **spans) for name in "bc"]
-    drawn = figures(record(curves=[plain, *panels]))
+    drawn = figures(pictured(curves=[plain, *panels]))
     assert_sound(drawn)
     if sum(abs(y) < 1e100 for y in ys) < 2:
         assert drawn == ()
@@ -61,7 +61,7 @@ def test_any_curve_is_drawn_inside_the_picture_or_not_at_all(ys: list[float]) ->
 def test_curves_of_a_group_share_a_picture_and_others_have_their_own() -> None:
     curves = [series([1.0, 2.0], name=name) for name in "ab"]
     curves += [series([1.0, 2.0], name=name, group="g") for name in "cd"]
-    assert [one.kind for one in figures(record(curves=curves))] == ["trace", "trace", "g"]
+    assert [one.kind for one in figures(pictured(curves=curves))] == ["trace", "trace", "g"]
 
 
 @example((math.inf, -math.inf), 5e-324)
@@ -73,7 +73,4 @@ def test_any_interval_is_drawn_inside_the_picture_or_not_at_all(
     measured = samples.measured(level, "ratio", "phase/run/training.csv", interval=interval)
     limit = {"comparator": Comparator.AT_LEAST, "limit": level, "limit_source": "here"}
     held = check("sweep.x", measurement=measured, **limit)
-    assert_sound(figures(record(checks=[held])))
-
-
-# Curves, intervals and the course of a run lie where the axes say, with limits and windows.
+    assert_sound(figures(pictured(checks=[held])))
