@@ -1,8 +1,9 @@
-"""The documents' scripts outside the environment take the checkout's own, or say what to do."""
+"""The documents' scripts take the checkout's own environment; the budget names what is over it."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import venv
 from pathlib import Path
 
 import pytest
+
+from scripts import budget
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = (
@@ -47,3 +50,20 @@ def test_they_take_the_environment_of_their_checkout_or_say_how_to_make_one(
     (tmp_path / ".venv").symlink_to(sys.prefix)
     code, out, err = typed(line, tmp_path, bare)
     assert (code, err) == (0, "") and out.startswith("usage: ")
+
+
+def test_what_is_over_is_named_with_how_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = {"nsa.code": 12, "commands": 3}
+    monkeypatch.setattr(budget, "measured", lambda: now)
+    file = tmp_path / "pyproject.toml"
+    file.write_text("[tool.budget]\ncommands = 3\nnsa = {code = 12}\n")
+    assert budget.main(["--pyproject", str(file)]) == 0
+    assert capsys.readouterr().err == ""
+    file.write_text("[tool.budget]\ncommands = 3\nnsa = {code = 10, files = 1}\n")
+    assert budget.main(["--pyproject", str(file)]) == 1
+    said = capsys.readouterr()
+    assert "over budget: nsa.code: 12 is 2 over 10" in said.err
+    assert "over budget: nsa.files: in one of both only" in said.err
+    assert re.search(r"commands +3 +3", said.out)
