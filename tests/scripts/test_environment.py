@@ -85,35 +85,25 @@ def test_what_is_no_environment_is_left_alone(
     assert (tmp_path / "thesis.txt").exists() and script.installed == []
 
 
-@pytest.mark.parametrize("version", ["3.10.13", "3.15.0"])
+@pytest.mark.parametrize(
+    ("version", "there", "told"),
+    [
+        ("3.10.13", "python3.12", ["give PYTHON=python3.12"]),
+        ("3.15.0", "python3.12", ["give PYTHON=python3.12"]),
+        ("3.10.13", "", ["\n  uv ", "\n  pyenv ", "make demo PYTHON="]),
+    ],
+)
 def test_a_python_that_does_not_work_is_told_which_do(
-    script: ModuleType,
-    tmp_path: Path,
-    version: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    script: ModuleType, version: str, there: str, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numbers = tuple(map(int, version.split(".")))
     monkeypatch.setattr(script.sys, "version", f"{version} (main)")
-    monkeypatch.setattr(script.sys, "version_info", numbers)
-    monkeypatch.setattr(script.shutil, "which", lambda name: name == "python3.12")
-    assert script.main([str(tmp_path / "venv")]) == 2
-    said = capsys.readouterr().err
-    assert f"is Python {version}; nsa-runbook runs on 3.11, 3.12, 3.13, 3.14" in said
-    assert "give PYTHON=python3.12" in said
-    assert not (tmp_path / "venv").exists()
-
-
-def test_where_no_python_works_a_recipe_follows(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(script.sys, "version_info", (3, 10, 13))
-    monkeypatch.setattr(script.shutil, "which", lambda name: None)
+    monkeypatch.setattr(script.sys, "version_info", tuple(map(int, version.split("."))))
+    monkeypatch.setattr(script.shutil, "which", lambda name: name == there)
     with pytest.raises(script.Refused) as refused:
         script.check_python()
-    lines = [line.strip() for line in str(refused.value).splitlines()[1:]]
-    assert [line.split()[0] for line in lines] == ["uv", "pyenv"]
-    assert all("make demo PYTHON=" in line for line in lines)
+    said = str(refused.value)
+    assert f"is Python {version}; nsa-runbook runs on 3.11, 3.12, 3.13, 3.14" in said
+    assert [text for text in told if text not in said] == []
 
 
 _PROC = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Wed Aug  6 2025\nGCC version: 12.3.0\n"

@@ -67,15 +67,6 @@ def left(launch: Launch, folder: Path) -> None:
     (folder / "launch.json").write_text(json.dumps(document))
 
 
-def test_a_launchs_directory_is_triaged_as_a_failure_unless_a_floor_is_given(
-    tmp_path: Path,
-) -> None:
-    left(fake_launch(), tmp_path)
-    found = find_target(tmp_path)
-    assert (found.symptom, found.steps, found.launch) == ("failure", 30, fake_launch())
-    assert find_target(tmp_path, floor=39.0).symptom == "throughput"
-
-
 def no_go(folder: Path, status: LaunchStatus, kind: str = "trainer") -> RunRecord:
     """A run below its floor of 39 tok/s whose first launch ended so."""
     record = samples.no_go()
