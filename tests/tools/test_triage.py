@@ -62,12 +62,6 @@ def test_one_process_without_ddp() -> None:
     assert step.changes(base) and not step.changes(alone)
 
 
-def left(launch: Launch, folder: Path) -> None:
-    """What a launch leaves of its plan."""
-    document = {"launch": launch.model_dump(mode="json")}
-    (folder / "launch.json").write_text(json.dumps(document))
-
-
 def no_go(folder: Path, status: LaunchStatus, kind: str = "trainer") -> RunRecord:
     """A run below its floor of 39 tok/s whose first launch ended so."""
     record = samples.no_go()
@@ -134,7 +128,8 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(tmp_path: 
 def test_a_dry_run_names_what_would_run_and_what_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left(production(NSA_PREFILL_BATCHED="1"), tmp_path)
+    launch = production(NSA_PREFILL_BATCHED="1").model_dump(mode="json")
+    (tmp_path / "launch.json").write_text(json.dumps({"launch": launch}))
     words = ["triage", str(tmp_path), "--floor", "39", "--set", "train.seq_len=64"]
     words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--dry-run"]
     assert main(words) == 0
