@@ -161,11 +161,12 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def test_an_older_commit_lies_there_whatever_the_repository_has_now(
-    repository: Path, run_dir: Path, tmp_path: Path
+    repository: Path, run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of its hooks runs."""
+    """No hook runs, not even one that its user has for all repositories."""
     hook = program(repository / ".git/hooks/post-checkout", f"touch {tmp_path}/ran")
-    git(repository, "config", "core.hooksPath", str(hook.parent))
+    (tmp_path / ".gitconfig").write_text(f"[core]\nhooksPath = {hook.parent}\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
     older = git(repository, "rev-parse", "HEAD~1")
     (repository / "nsa/__init__.py").write_text("NAME = 'not committed'\n")
     before = git(repository, "status", "--porcelain")
