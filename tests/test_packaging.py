@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import re
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ import yaml
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.files import page
+from tests.factory.programs import program
 
 ROOT = Path(__file__).parents[1]
 ACTION = yaml.safe_load((ROOT / "action.yml").read_text(encoding="utf-8"))
@@ -45,14 +44,8 @@ def test_inputs_reach_the_program_as_they_are_and_its_exit_code_the_job(
     tmp_path: Path, code: int
 ) -> None:
     """The step's own script, with a program in the place of runbook that says what it got."""
-    program = tmp_path / "nsa-runbook/bin/runbook"
-    program.parent.mkdir(parents=True)
-    told = tmp_path / "told.json"
-    program.write_text(
-        f"#!{sys.executable}\nimport json, sys\n"
-        f"json.dump(sys.argv[1:], open({str(told)!r}, 'w'))\nraise SystemExit({code})\n"
-    )
-    program.chmod(0o755)
+    told = tmp_path / "told"
+    program(tmp_path / "nsa-runbook/bin/runbook", f"printf '%s\\n' \"$@\" > '{told}'; exit {code}")
     env = {name: ACTION["inputs"][re.findall(r"inputs\.([\w-]+)", text)[0]]["default"]
            for name, text in step("Run")["env"].items()}  # fmt: skip
     env |= {"PHASES": "preflight; touch evil", "RUNNER_TEMP": str(tmp_path)}
@@ -63,7 +56,7 @@ def test_inputs_reach_the_program_as_they_are_and_its_exit_code_the_job(
     )  # fmt: skip
     assert done.returncode == code
     assert (tmp_path / "output").read_text() == f"exit-code={code}\n"
-    words = json.loads(told.read_text())
+    words = told.read_text().splitlines()
     assert words == [
         "run", "--phase", "preflight; touch evil", "--profile", "auto",
         "--partial-exit", "4", "--out", "artifacts", "--output-format", "github",

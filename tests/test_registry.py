@@ -61,11 +61,7 @@ def test_a_phase_of_another_package_is_listed_in_its_place(warp: Path) -> None:
     listed = start("phases", path=str(warp))
     assert listed.code == 0, listed.err
     names = [line.split()[0] for line in listed.out.splitlines()[1:]]
-    assert names[names.index("warp") - 1 : names.index("warp") + 2] == [
-        "bucket_sweep",
-        "warp",
-        "sdpa_audit",
-    ]
+    assert " bucket_sweep warp sdpa_audit " in " ".join(names)
     assert [name for name in names if name != "warp"] == list(registry.phases())
     planned = start("run", "--profile", "cpu", "--dry-run", "--json", path=str(warp))
     ran = [phase["name"] for phase in json.loads(planned.out)["phases"]]
@@ -108,11 +104,9 @@ def test_a_folder_that_hides_a_package_of_ours_is_refused_and_not_run(
 
 
 def test_selection_keeps_the_running_order() -> None:
-    assert [phase.name for phase in registry.select("long_run, baseline")] == [
-        "baseline",
-        "long_run",
-    ]
-    assert [phase.name for phase in registry.select("fineweb")] == ["fineweb"]
-    assert [phase.name for phase in registry.select("all")] == OF_A_RUN
-    every = [phase.name for phase in registry.select("regression,fineweb,all")]
-    assert every == list(registry.phases())
+    def selected(asked: str) -> list[str]:
+        return [phase.name for phase in registry.select(asked)]
+
+    assert selected("long_run, baseline") == ["baseline", "long_run"]
+    assert selected("fineweb") == ["fineweb"] and selected("all") == OF_A_RUN
+    assert selected("regression,fineweb,all") == list(registry.phases())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -133,17 +131,12 @@ UNIT = re.compile(
 )
 
 
-def values(parser: CommandParser) -> Iterator[argparse.Action]:
-    """Every option or optional word that takes a value."""
-    for action in parser._actions:
-        if action.nargs != 0 and (action.option_strings or action.nargs in ("?", "*")):
-            yield action
-
-
 def gaps(parser: CommandParser) -> list[str]:
     """What the help of this parser leaves open."""
     found = []
-    for action in values(parser):
+    for action in parser._actions:
+        if action.nargs == 0 or not (action.option_strings or action.nargs in ("?", "*")):
+            continue
         name, text = "/".join(action.option_strings) or str(action.metavar), action.help or ""
         if not DEFAULT.search(text):
             found.append(f"{name}: no word of its default")
@@ -152,16 +145,11 @@ def gaps(parser: CommandParser) -> list[str]:
     return found
 
 
-def example_lines(examples: str) -> list[str]:
-    """The commands of an epilog, without comments, redirections and variables in front."""
-    lines = [line.strip() for line in examples.splitlines() if line.startswith("  ")]
-    commands = [part for line in lines for part in re.split(r"\s{2,}|;|\||>", line)]
-    return [text for part in commands if (text := part[max(part.find("runbook "), 0) :].strip())]
-
-
-def as_words(line: str) -> list[str]:
-    """The words after `runbook` of an example; empty for what is only its comment."""
-    return shlex.split(line)[1:] if line.startswith("runbook ") else []
+def example_words(examples: str) -> list[list[str]]:
+    """The words after `runbook` of an epilog's commands, without redirections."""
+    lines = [line for line in examples.splitlines() if line.startswith("  ")]
+    found = re.findall(r"\brunbook (.*?)(?:\s{2,}|;|\||>|$)", "\n".join(lines), re.MULTILINE)
+    return [shlex.split(words) for words in found]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -172,7 +160,7 @@ def test_every_value_names_its_default_and_its_unit(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None:
     command = COMMANDS[name]
-    lines = [words for line in example_lines(command.epilog) if (words := as_words(line))]
+    lines = example_words(command.epilog)
     assert len(lines) >= 2
     for word, *words in lines:
         assert word == name

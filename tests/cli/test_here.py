@@ -131,23 +131,14 @@ def test_a_run_whose_journal_is_held_is_running_and_can_be_watched(
 
 
 @pytest.mark.parametrize(
-    ("data", "says", "after"),
-    [
-        (None, "its run.json is missing", ["run"]),
-        *(
-            (data, "its run.json cannot be read", [f"verify artifacts/{RUN}"])
-            for data in (b"\xff\xfe\x00", b"[" * 99_999, b'{"verdict": "GO"}')
-        ),
-    ],
-    ids=range(4),
+    "data", [b"\xff\xfe\x00", b"[" * 99_999, b'{"verdict": "GO"}'], ids=range(3)
 )
-def test_a_damaged_record_is_said_and_nothing_fails(
-    tmp_path: Path, data: bytes | None, says: str, after: list[str]
-) -> None:
+def test_a_damaged_record_is_said_and_nothing_fails(tmp_path: Path, data: bytes) -> None:
     folder = begin(tmp_path, STARTED, PHASE, ENDED)
-    if data is not None:
-        (folder / "run.json").write_bytes(data)
     text, commands = told(tmp_path)
-    assert says in text and commands == after
+    assert "its run.json is missing" in text and commands == ["run"]
+    (folder / "run.json").write_bytes(data)
+    text, commands = told(tmp_path)
+    assert "its run.json cannot be read" in text and commands == [f"verify artifacts/{RUN}"]
     (folder / "events.jsonl").write_bytes(b"[" * 9999 + b"\n\xff\n")
-    assert told(tmp_path)[1] == [f"verify artifacts/{RUN}"] or data is None
+    assert told(tmp_path)[1] == [f"verify artifacts/{RUN}"]

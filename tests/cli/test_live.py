@@ -19,14 +19,13 @@ from tests.cli.shell import inside
 from tests.factory import files
 
 
-def launched(folder: Path, name: str, *, ended: bool = True) -> Path:
-    """A run directory as of a launch by hand, which its link `latest` names."""
+def launched(folder: Path, name: str, *, kind: str = "trainer") -> Path:
+    """The directory of a launch that is over, which the link `latest` names."""
     run = folder / name
     run.mkdir(parents=True)
-    files.write_rows(run, [files.HEADER, files.row(1)])
-    files.write_beats(
-        run, 0, [files.record("exit" if ended else "step_end", step=1, code=0, pid=None)]
-    )
+    if kind == "trainer":
+        files.write_rows(run, [files.HEADER, files.row(1)])
+        files.write_beats(run, 0, [files.record("exit", step=1, code=0, pid=None)])
     (folder / ".next").symlink_to(name)
     (folder / ".next").replace(folder / "latest")
     return run
@@ -69,6 +68,7 @@ def test_a_run_that_is_over_is_told_once_and_not_waited_for(
     assert set(waits) == {0.0}, "it paused"
 
 
+@pytest.mark.executes("runbook watch")
 def test_a_whole_run_by_its_folder_or_id_means_its_newest_launch(tmp_path: Path) -> None:
     run = "20260101T000000Z-abc"
     for name, age_s in (("baseline/run1", 60), ("long_run/run", 5), ("nvtx/run", 90)):
@@ -86,26 +86,10 @@ def test_a_whole_run_by_its_folder_or_id_means_its_newest_launch(tmp_path: Path)
         assert "read artifacts/latest once; 0 anomalies" in shown.err, shown
 
 
-@pytest.mark.executes("runbook watch")
-def test_once_on_a_healthy_run_says_what_was_read(tmp_path: Path) -> None:
-    files.write_rows(tmp_path, [files.HEADER, files.row(1)])
-    shown = inside("watch", str(tmp_path), "--once", cwd=tmp_path)
-    assert shown.code == 0
-    assert shown.out.startswith(f"{tmp_path}  no heartbeats\n")
-    assert f"read {tmp_path} once; 0 anomalies, 1 row read\n" in shown.err
-
-
-def of_a_plan(out: Path, run: str, name: str, *, kind: str = "trainer") -> Path:
-    """A launch of a run that the runbook made, over at once, which the link `latest` names."""
-    folder = out / run / name
-    folder.mkdir(parents=True)
+def of_a_plan(out: Path, run: str, name: str, *, kind: str = "trainer") -> None:
+    """The same of a run that the runbook made."""
+    folder = launched(out, f"{run}/{name}", kind=kind)
     (folder / "launch.json").write_text(json.dumps({"launch": {"kind": kind}}))
-    if kind == "trainer":
-        files.write_rows(folder, [files.HEADER, files.row(1)])
-        files.write_beats(folder, 0, [files.record("exit", step=1, code=0, pid=None)])
-    (out / ".next").symlink_to(folder.relative_to(out))
-    (out / ".next").replace(out / "latest")
-    return folder
 
 
 def test_the_launches_of_a_run_are_watched_one_after_the_other(

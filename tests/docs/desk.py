@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.data.hub import serve, write_shards
+from tests.factory.programs import git
 from tests.shared import once
 from tests.train.launching import ROOT, SMOKE, free_port
 
@@ -97,9 +98,9 @@ def prepare(folder: Path, desk: Path) -> None:
     """A clone with a remote, small configs under the documented names, scripts, shipped tests."""
     (folder / "home").mkdir()
     origin = folder / "origin"
-    _git(folder, "init", "--quiet", "--initial-branch", "main", str(origin))
-    _git(origin, "commit", "--quiet", "--allow-empty", "--message", "first")
-    _git(folder, "clone", "--quiet", str(origin), str(desk))
+    git(folder, "init", "--quiet", "--initial-branch", "main", str(origin))
+    git(origin, "commit", "--quiet", "--allow-empty", "--message", "first")
+    git(folder, "clone", "--quiet", str(origin), str(desk))
     for name in ("scripts", "nsa"):
         (desk / name).symlink_to(ROOT / name)
     (desk / "configs").mkdir()
@@ -118,9 +119,3 @@ def small(path: Path) -> dict[str, Any]:
     train = own["train"] | {"seq_len": cpu["train"]["seq_len"], "log_every": 1, "eval_every": 0}
     runtime = own["runtime"] | {"device": "cpu"}
     return {**own, "model": cpu["model"], "nsa": cpu["nsa"], "runtime": runtime, "train": train}
-
-
-def _git(folder: Path, *words: str) -> None:
-    who = {f"GIT_{one}_{key}": "x" for one in ("AUTHOR", "COMMITTER") for key in ("NAME", "EMAIL")}
-    env = {**environment(folder), **who, "GIT_CONFIG_GLOBAL": "/dev/null"}
-    subprocess.run(["git", "-C", str(folder), *words], check=True, env=env, capture_output=True)

@@ -117,9 +117,11 @@ def test_an_old_variable_is_translated_with_its_reason(line: dict[str, Any]) -> 
     assert not problems and [row.note for row in rows] == [line["instead"]]
 
 
-@pytest.mark.parametrize("line", proven_by("limit"))
-def test_a_limit_is_that_of_the_document(line: dict[str, Any]) -> None:
-    assert load_profile(line.get("of", PROFILE)).limits[line["limit"]].value == line["is"]
+@pytest.mark.parametrize("line", [*proven_by("limit"), *proven_by("default")])
+def test_a_limit_and_a_default_are_those_of_the_document(line: dict[str, Any]) -> None:
+    limits = load_profile(line.get("of", PROFILE)).limits
+    found = limits[line["limit"]].value if "limit" in line else TOGGLES[line["default"]].default
+    assert found == line["is"]
 
 
 def profile_of(line: Mapping[str, Any]) -> Profile:
@@ -129,16 +131,12 @@ def profile_of(line: Mapping[str, Any]) -> Profile:
     return with_plan(profile, load_plan("production"), shipped=True) if launch else profile
 
 
-@pytest.mark.parametrize("line", proven_by("decides"))
-def test_a_demand_that_decides_is_a_check_that_a_go_needs(line: dict[str, Any]) -> None:
-    assert line["decides"] in profile_of(line).required
-
-
-@pytest.mark.parametrize("line", proven_by("shown"))
-def test_a_demand_that_is_shown_is_a_check_that_there_is(line: dict[str, Any]) -> None:
+@pytest.mark.parametrize("line", [*proven_by("decides"), *proven_by("shown")])
+def test_a_demand_is_a_check_that_a_go_needs_or_that_is_shown(line: dict[str, Any]) -> None:
     profile = profile_of(line)
-    assert line["shown"] in known_checks(profile)
-    assert line["shown"] not in profile.required, "it decides"
+    check = line.get("decides") or line["shown"]
+    assert check in known_checks(profile)
+    assert (check in profile.required) is ("decides" in line)
 
 
 @pytest.mark.parametrize("line", proven_by("step"))
@@ -172,11 +170,6 @@ def test_a_config_has_what_the_document_says(line: dict[str, Any]) -> None:
     for key, value in line["has"].items():
         section, _, name = key.partition(".")
         assert config[section][name] == value, key
-
-
-@pytest.mark.parametrize("line", proven_by("default"))
-def test_a_default_is_that_of_the_document(line: dict[str, Any]) -> None:
-    assert TOGGLES[line["default"]].default == line["is"]
 
 
 @pytest.mark.parametrize("line", proven_by("replay"))

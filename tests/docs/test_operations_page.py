@@ -86,15 +86,6 @@ def test_the_line_is_accepted(
     assert capsys.readouterr().err == ""
 
 
-def test_the_page_begins_with_the_cheatsheet_and_types_it_under_all_phases() -> None:
-    _, first, second, *_ = TEXT.split("\n## ")
-    assert first.startswith("The cheatsheet, old beside new\n")
-    assert second.startswith("The first time on two A100s\n") and "\n7. `runbook launch` " in second
-    table = first[first.index("| cheatsheet | here |") :].partition("\n\n")[0]
-    typed = [line for line in PLANNED if f"`{line}`" in table and "=" in line]
-    assert len(typed) >= 9 and all("--phase all" in line for line in typed)
-
-
 def test_every_toggle_on_the_page_exists() -> None:
     named = set(re.findall(r"\bNSA_[A-Z0-9_]+\b", TEXT))
     assert named <= set(TOGGLES)

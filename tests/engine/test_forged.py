@@ -24,6 +24,7 @@ from tests.engine.toys import PHASES, run, verify
 from tests.factory.tables import table
 from tests.reports.pictures import record as pictured
 from tests.reports.pictures import series
+from tests.reports.samples import pictured, series
 
 Document = dict[str, Any]
 

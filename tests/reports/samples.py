@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,9 +18,10 @@ from runbook.records import (
     PhaseRecord,
     Reason,
     RunRecord,
+    Series,
     Verdict,
 )
-from tests.factory.records import launch
+from tests.factory.records import launch, phase
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -74,6 +76,19 @@ def throughput(value: float, outcome: Outcome, code: Reason, reason: str) -> Che
     return known.model_copy(update=said)
 
 
+def series(ys: Sequence[float], *, name: str = "run", **told: object) -> Series:
+    points = tuple((float(step), y) for step, y in enumerate(ys, start=1))
+    usual = {"name": name, "label": name, "unit": "tok/s", "points": points, "n": len(ys)}
+    usual |= {"path": "phase/run/training.csv", "sha256": digest("p")}
+    return Series.model_validate({**usual, **told})
+
+
+def pictured(*, curves: Sequence[Series] = (), **told: object) -> RunRecord:
+    """A run of one phase `sweep` with these pictures."""
+    made = phase("sweep", **{"outcome": Outcome.PASS, "series": curves, **told})
+    return run(Verdict.GO, (made,))
+
+
 def baseline(check: Check, **result: object) -> PhaseRecord:
     entries = (entry("baseline", "launch_0", **result),)
     return go().phases[1].model_copy(update={"checks": (check,), "launches": entries})
@@ -83,12 +98,12 @@ def long_run() -> PhaseRecord:
     return go().phases[3]
 
 
-def entry(phase: str, name: str, **result: object) -> LaunchEntry:
+def entry(of: str, name: str, **result: object) -> LaunchEntry:
     words = "torchrun --nproc_per_node=2 -m nsa.train --ddp 1 --steps 100"
     started = launch(
         *words.split(),
         name=name,
-        phase=phase,
+        phase=of,
         config="configs/m7c_125m_2xa100_production.yaml",
         env={"NSA_PREFILL_BATCHED": "1", "NCCL_ALGO": "Ring"},
         steps=100,

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-import pytest
-
 from reports.causes import Cause
-from reports.formats.terminal import render_terminal
 from reports.view import following, permit_of
 from runbook.config.load import load_profile
 from runbook.engine.derive import render
-from runbook.records import Outcome, Reason, RunRecord, Verdict
-from runbook.records.run import Screen
-from tests.factory.records import check
-from tests.factory.records import phase as recorded
-from tests.reports.samples import go, measured, run
+from runbook.records import Outcome, Reason, RunRecord
+from tests.reports.samples import go
 from tests.reports.test_causes import hang, nan, of, phase, row
 
 CPU = load_profile("cpu").model_dump(mode="json")
@@ -61,21 +55,6 @@ def test_another_trainer_is_a_suspect_and_the_next_command_takes_the_shipped_one
     assert not only(phase("baseline", hang(1)), profile_document=own).advice.likely
 
 
-NOT_YET = "Not approved: nothing could be measured. Do not start the production run."
-
-
-@pytest.mark.parametrize(("verdict", "says"), [
-    (Verdict.NO_GO, "Do not start the production run."),
-    (Verdict.PARTIAL, "This is no GO yet: other required checks have not run."),
-    (Verdict.INCOMPLETE, NOT_YET),
-    (Verdict.GO, "The production run may start on this machine with this configuration."),
-])  # fmt: skip
-def test_a_verdict_says_what_it_permits(verdict: Verdict, says: str) -> None:
-    record = run(verdict, ())
-    assert permit_of(record).says == says
-    assert says in render_terminal(record, Screen(brief=True))
-
-
 def on_a_cpu(**fields: object) -> RunRecord:
     return go().model_copy(
         update={"profile": "cpu", "profile_document": CPU, "options": OPTIONS, **fields}
@@ -97,21 +76,6 @@ def test_a_go_of_a_cpu_says_what_it_is_not_and_how_production_starts() -> None:
     assert not permit.qualified
     short = permit_of(on_a_cpu(caveats=("steps x 0.5",)))
     assert short.qualified.startswith("A qualified GO: steps x 0.5. runbook launch ")
-
-
-@pytest.mark.parametrize("verdict", [Verdict.GO, Verdict.PARTIAL])
-def test_a_busy_machine_is_told_beside_the_verdict(verdict: Verdict) -> None:
-    def says(**taken: float) -> str:
-        phases = []
-        for name, share in taken.items():
-            code = Reason.WARNING if share > 0.2 else Reason.OK
-            value = measured(share, "of the CPUs", f"{name}/run1/load.json")
-            told = check(f"{name}.other_work", Outcome.PASS, code, measurement=value)
-            phases.append(recorded(name, told))
-        return permit_of(run(verdict, tuple(phases))).says
-
-    busy = " Other work took up to 86% of the CPUs: every speed below is too low."
-    assert says(baseline=0.1, nvtx=0.4, long_run=0.8642) == says(baseline=0.1) + busy
 
 
 def test_a_go_of_a_trainer_of_ones_own_and_of_a_launch_print_no_launch() -> None:

@@ -1,19 +1,22 @@
-"""report.md is short whatever happened, and says what counts in a fixed order."""
+"""report.md is short, in a fixed order; no text and no picture breaks a page."""
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from html.parser import HTMLParser
 from typing import Any
+from xml.etree import ElementTree
 from xml.etree import ElementTree as ET
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from phases.stage import TrainingStage
+from reports.formats.pages import Figure, figures
 from reports.summary import KEYS, TABLE_PHASES, summarize
 from reports.text import html_told, markdown_told
 from reports.view import build_view
@@ -21,10 +24,12 @@ from runbook.config import registry
 from runbook.config.load import load_profile, profile_names
 from runbook.engine import derive
 from runbook.engine.derive import render
-from runbook.records import RunRecord
+from runbook.records import Comparator, Mark, RunRecord, Window
 from runbook.records.run import TAKES_OUT
+from tests.factory.records import check
 from tests.phases import builder
-from tests.reports.samples import go, measured, no_go
+from tests.reports import samples
+from tests.reports.samples import go, measured, no_go, pictured, series
 from tests.tiers import examples
 
 LINES_OF_A_FAILURE = 120
@@ -36,16 +41,11 @@ def page_of(record: RunRecord) -> list[str]:
 
 def test_any_number_of_causes_fits() -> None:
     """Causes beyond the first few get a line each, and what is left is counted."""
-    record = no_go()
-    phase = record.phases[1]
-    check = phase.checks[0]
-    many = tuple(
-        check.model_copy(
-            update={"id": f"baseline.row{n}", "reason": f"it is {n}", "evidence": (f"f{n}.csv",)}
-        )
-        for n in range(60)
-    )
-    changed = record.model_copy(update={"phases": (phase.model_copy(update={"checks": many}),)})
+    check = no_go().phases[1].checks[0]
+    told = ({"id": f"baseline.row{n}", "reason": f"it is {n}"} for n in range(60))
+    many = tuple(check.model_copy(update=one) for one in told)
+    phase = no_go().phases[1].model_copy(update={"checks": many})
+    changed = no_go().model_copy(update={"phases": (phase,)})
     causes = len(build_view(changed).causes)
     lines = page_of(changed)
     assert len(lines) <= LINES_OF_A_FAILURE
@@ -146,11 +146,7 @@ def markdown_shape(text: str) -> list[tuple[str, str]]:
                 *("text", "code_inline", "strong_open", "strong_close", "text_special"),
                 *("softbreak", "link_close"),
             } or (inner.type == "link_open" and inner.attrGet("href") in OWN_PAGES), inner
-    return [(token.type, token.tag) for token in tokens if not _is_inline(token)]
-
-
-def _is_inline(token: Token) -> bool:
-    return token.type == "inline"
+    return [(token.type, token.tag) for token in tokens if token.type != "inline"]
 
 
 class TagCounter(HTMLParser):
@@ -209,3 +205,64 @@ def test_a_step_is_one_paragraph_whatever_stands_between_its_backticks(text: str
         shape = markdown_shape(f"1. {markdown_told(step)}\n")
         assert [tag for _, tag in shape].count("p") == 2 and len(shape) == 6
         assert {tag for tag, _ in html_shape(html_told(step))} <= {"code"}
+
+
+ANY = st.floats(allow_nan=True, allow_infinity=True)
+CLASSES = {
+    *("axis", "grid", "curve", "curve-2", "curve-3", "curve-4", "spread", "dot", "limit"),
+    *("shade", "shade-warmup", "bar-pass", "bar-fail", "bar-warn", "text"),
+}
+QUICK = settings(deadline=None, max_examples=60)
+
+
+def assert_sound(drawn: Sequence[Figure]) -> None:
+    """Well-formed, named, without colours of its own, and nothing outside of the picture."""
+    for figure in drawn:
+        root = ElementTree.fromstring(str(figure.svg()))
+        width, height = map(float, root.attrib["viewBox"].split()[2:])
+        assert root.get("role") == "img" and root[0].tag == "title" and root.findtext("desc")
+        for node in root.iter():
+            assert node.tag in {"svg", "title", "desc", "line", "rect", "circle", "path", "text"}
+            assert node is root or node.get("class", "axis") in CLASSES
+            assert not {"style", "fill", "stroke", "onload"} & set(node.attrib)
+            for name, most in {"x": width, "y": height}.items():
+                for place in (name, f"{name}1", f"{name}2", f"c{name}"):
+                    assert 0 <= float(node.get(place, 0.0)) <= most
+
+
+@example([5e-324, 5e-324])
+@example([1e308, -1e308])
+@example([0.0, 1e99])
+@example([math.nan])
+@QUICK
+@given(st.lists(ANY, min_size=1, max_size=30))
+def test_any_curve_is_drawn_inside_the_picture_or_not_at_all(ys: list[float]) -> None:
+    marks = [Mark(label="limit", value=ys[0])]
+    spans = {
+        "warmup": Window(first_step=1, last_step=1),
+        "window": Window(first_step=1, last_step=9),
+    }
+    plain = series(ys, limits=marks, name="a")
+    panels = [series(ys, name=name, group="g", **spans) for name in "bc"]
+    drawn = figures(pictured(curves=[plain, *panels]))
+    assert_sound(drawn)
+    if sum(abs(y) < 1e100 for y in ys) < 2:
+        assert drawn == ()
+
+
+def test_curves_of_a_group_share_a_picture_and_others_have_their_own() -> None:
+    curves = [series([1.0, 2.0], name=name) for name in "ab"]
+    curves += [series([1.0, 2.0], name=name, group="g") for name in "cd"]
+    assert [one.kind for one in figures(pictured(curves=curves))] == ["trace", "trace", "g"]
+
+
+@example((math.inf, -math.inf), 5e-324)
+@QUICK
+@given(st.tuples(ANY, ANY), ANY)
+def test_any_interval_is_drawn_inside_the_picture_or_not_at_all(
+    interval: tuple[float, float], level: float
+) -> None:
+    measured = samples.measured(level, "ratio", "phase/run/training.csv", interval=interval)
+    limit = {"comparator": Comparator.AT_LEAST, "limit": level, "limit_source": "here"}
+    held = check("sweep.x", measurement=measured, **limit)
+    assert_sound(figures(pictured(checks=[held])))

@@ -21,7 +21,6 @@ from runbook.records import (
 )
 from runbook.records.run import Screen
 from tests.factory.records import check
-from tests.reports import samples
 from tests.reports.printed import commands_in_markdown
 from tests.reports.samples import go, run
 from tests.reports.test_causes import by_hand, ended, nan, phase, row
@@ -59,42 +58,6 @@ def test_a_terse_one_keeps_verdict_causes_and_what_to_type() -> None:
     first, *shown = render_terminal(record, Screen(brief=True, terse=True)).splitlines()
     assert first.startswith("NO-GO (")
     assert [line.split()[0] for line in shown] == ["FAIL", "next", "FAIL", "next", "then"]
-
-
-def test_a_partial_pass_says_what_is_missing_and_how_to_add_it() -> None:
-    good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
-    record = made(by_hand("baseline", good), _left_out("nvtx"), verdict=Verdict.PARTIAL)
-    shown = lines(record)
-    assert shown[0].startswith("PARTIAL PASS 1 of 1, 30 more were not asked for (")
-    assert (
-        "  next   runbook run --resume 20261121T010203Z-840303b --phase nvtx" in shown
-        and len(shown) <= 6
-    )
-    assert not any(line.startswith("export") for line in shown)
-
-
-def test_what_is_typed_next_begins_with_the_readers_program() -> None:
-    good = row("baseline.x", Outcome.PASS, Reason.OK, "fine", remedy="")
-    bad = row("baseline.x", Outcome.FAIL, Reason.CRASH, "so it was")
-    for record in (
-        made(by_hand("baseline", good), verdict=Verdict.GO),
-        made(by_hand("baseline", bad)),
-        made(by_hand("baseline", good), _left_out("nvtx"), verdict=Verdict.PARTIAL),
-    ):
-        shown = render_terminal(record, Screen(brief=True, program="bin/runbook")).splitlines()
-        commands = [line.split()[1] for line in shown if line.split()[0] == "next"]
-        assert set(commands) == {"bin/runbook"}, shown
-        assert not any("bin/runbook" in line for line in lines(record))
-
-
-def _left_out(name: str) -> PhaseRecord:
-    told = {"question": "(no evidence)", "reason": "this phase was not asked for"}
-    told |= {"required": True, "follows": name}
-    checks = tuple(
-        check(f"{name}.row{number}", Outcome.SKIPPED, Reason.NOT_ASKED_FOR, **told)
-        for number in range(30)
-    )
-    return by_hand(name, *checks).model_copy(update={"outcome": Outcome.SKIPPED})
 
 
 # After a run: the same commands in the same order wherever they are told.
@@ -161,42 +124,17 @@ def test_every_place_names_the_same(what: str) -> None:
     screen = render(record, "terminal", Screen(brief=True))
     assert re.findall(r"^ +(?:next|then) +(.*)$", screen, flags=re.MULTILINE) == commands
     page = html.unescape(render(record, "html"))
+    own = render(record, "terminal", Screen(brief=True, program="bin/runbook"))
+    typed = [re.sub("^runbook ", "bin/runbook ", command) for command in commands]
+    assert re.findall(r"^ +(?:next|then) +(.*)$", own, flags=re.MULTILINE) == typed
     for command in commands:
         assert command in commands_in_markdown(render(record, "md"))
         assert command in page
         assert command in render(record, "github").replace("%0A", "\n")
 
 
-_COMMAND = re.compile(r"::(error|warning|notice) title=([^:,\r\n]*)::([^\r\n]*)")
-
-
-def told_in(record: RunRecord) -> list[tuple[str, str, str]]:
-    """Level, title and message of each command, unescaped as a runner does it."""
-    found = []
-    for line in render_github(record, Screen()).splitlines():
-        match = _COMMAND.fullmatch(line)
-        assert match, line
-        level, title, message = match.groups()
-        title = title.replace("%3A", ":").replace("%2C", ",")
-        found.append((level, *(_plain(text) for text in (title, message))))
-    return found
-
-
-def _plain(text: str) -> str:
-    return text.replace("%0D", "\r").replace("%0A", "\n").replace("%25", "%")
-
-
-def test_a_run_that_failed_has_an_error_with_what_to_do() -> None:
-    level, title, message = told_in(samples.no_go())[0]
-    assert level == "error" and title.startswith("FAIL ")
-    assert "23 tok/s is below 39" in message
-    assert "\nsee: baseline/launch_0/training.csv" in message
-    assert "\ntry: " in message
-    assert "\nnext: runbook run --phase baseline --profile a100x2_pcie4" in message
-
-
 def test_github_is_never_given_more_than_it_shows() -> None:
     rows = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(20)]
-    shown = told_in(made(by_hand("baseline", *rows)))
-    errors = [title for level, title, _ in shown if level == "error"]
-    assert len(errors) == 10 and errors[-1].endswith("more errors")
+    shown = render_github(made(by_hand("baseline", *rows)), Screen()).splitlines()
+    errors = [line for line in shown if line.startswith("::error title=")]
+    assert len(errors) == 10 and "more errors::" in errors[-1]

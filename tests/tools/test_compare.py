@@ -21,19 +21,10 @@ from runbook.records import (
 )
 from runbook.tools.compare import Comparison, compare_runs, comparison_lines
 from tests.factory import records
+from tests.factory.tables import rows, table
 from tests.reports.samples import run, throughput
 
-NEW_CODE: dict[str, object] = {"git": {"sha": "aa84eda", "dirty": False, "diff_sha256": ""}}
-NEW_TORCH: dict[str, object] = {"versions": {"python": "3.11.7", "torch": "2.14.0"}}
-ENV = {
-    "git": {"branch": "main", "sha": "840303b", "dirty": False, "diff_sha256": ""},
-    "versions": {"python": "3.11.7", "torch": "2.13.0"},
-    "world_size": 2,
-    "device": {"type": "cpu", "name": "cpu", "count": 0},
-    "config_sha256": "c" * 64,
-    "effective": {"seq_len": 2048, "global_batch": 2, "accumulation": 1, "dtype": "bf16"},
-    "toggles": [{"name": "NSA_DDP_BUCKET_MB", "value": "50", "default": "25", "source": "env"}],
-}
+(ENV,) = rows(__file__, "env")
 
 
 def make_run(folder: Path, *, env: dict[str, object] | None = None, **fields: object) -> RunRecord:
@@ -79,15 +70,7 @@ def told(found: Comparison) -> str:
     return "\n".join(comparison_lines(found))
 
 
-@pytest.mark.parametrize(
-    ("changes", "kind", "what"),
-    [
-        ({"env": NEW_CODE}, "code", "git.sha (2 launches)"),
-        ({"env": {"toggles": []}}, "toggles", "toggle NSA_DDP_BUCKET_MB (2 launches)"),
-        ({"settings": {"NSA_DDP_BUCKET_MB": "25"}}, "toggles", "NSA_DDP_BUCKET_MB"),
-        ({"environment": {"host.load_per_cpu": "0.9"}}, "load", "host.load_per_cpu"),
-    ],
-)
+@table(__file__, "compared")
 def test_one_thing_that_differs_is_named_and_compared(
     tmp_path: Path, changes: dict[str, object], kind: str, what: str
 ) -> None:
@@ -97,17 +80,7 @@ def test_one_thing_that_differs_is_named_and_compared(
     assert f"  {kind}  {what}: " in told(found)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"env": {"effective": {"seq_len": 128}}}, "work and limits: seq_len (2 launches): 2048"),
-        ({"env": {"config_sha256": "d" * 64}}, "config_sha256"),
-        ({"env": {**NEW_CODE, **NEW_TORCH}}, "more than one thing differs: code, software"),
-        ({"settings": {"train.lr": "1"}}, "train.lr: unset against 1"),
-        ({"profile": "cpu"}, "profile"),
-        ({"finished_at": None}, "did not complete"),
-    ],
-)
+@table(__file__, "obstacles")
 def test_unlike_runs_are_not_compared(
     tmp_path: Path, changes: dict[str, object], reason: str
 ) -> None:
@@ -146,7 +119,7 @@ def test_a_required_check_that_failed_or_vanished_is_worse_one_not_asked_for_is_
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    compare(tmp_path, env=NEW_CODE)
+    compare(tmp_path, **rows(__file__, "compared")[0]["changes"])
     words = ["compare", "a", "b", "--out", str(tmp_path)]
     assert main(words) == 0
     assert "B is not shown to be worse than A" in capsys.readouterr().out

@@ -75,14 +75,12 @@ def test_too_late_is_named(tmp_path: Path) -> None:
 
 
 def test_a_lost_row_and_damage_are_named(tmp_path: Path) -> None:
-    seen = scene(tmp_path / "a")
+    seen = scene(tmp_path)
     path = seen.run_dir / "training.csv"
     path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
     assert "1 rows are lost" in problems(HANG, seen)
-    damaged = scene(tmp_path / "b")
-    with (damaged.run_dir / "training.csv").open("a") as stream:
-        stream.write(HEADER + "\n")
-    assert "damaged" in problems(HANG, damaged)
+    path.write_text(path.read_text() + HEADER + "\n")
+    assert "damaged" in problems(HANG, seen)
 
 
 def test_an_orphan_is_named(tmp_path: Path) -> None:

@@ -64,9 +64,6 @@ def spoil(path: str, value: object) -> dict[str, Any]:
     return data
 
 
-BASE = "phases/baseline/results/0"
-
-
 @pytest.mark.parametrize(("path", "value", "rule", "verdict"), CASES["changes"])
 def test_one_change_breaks_one_rule(path: str, value: object, rule: str, verdict: str) -> None:
     judgement = judge(spoil(path, value))
@@ -114,20 +111,11 @@ def test_the_command_prints_verdict_and_rules(tmp_path: Path) -> None:
     assert len(data["sha256"]) == 64
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (("acceptance/config", "prodction"), "unknown config"),
-        ((f"{BASE}/launches", [1.0, -1.0]), "finite and above 0"),
-        (("phases/warp", {"status": "completed"}), "phases.warp"),
-        (("tittle", "x"), "did you mean 'title'"),
-    ],
-)
-def test_bad_values(change: tuple[str, object], says: str, tmp_path: Path) -> None:
-    path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump(spoil(*change)))
+@pytest.mark.parametrize(("path", "value", "says"), CASES["bad"])
+def test_bad_values(path: str, value: object, says: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text(yaml.safe_dump(spoil(path, value)))
     with pytest.raises(UsageError) as caught:
-        load_report(str(path))
+        load_report(str(tmp_path / "bad.yaml"))
     assert says in str(caught.value)
 
 

@@ -22,6 +22,7 @@ from runbook.tools.drill.scene import drill_launch
 from runbook.tools.triage import Target, find_target, run_steps
 from runbook.tools.triage_steps import AS_IT_WAS, STEPS, TriageStep, applied
 from tests.cli.shell import inside
+from tests.factory.tables import table
 from tests.launch.helpers import FAST, fake_launch
 from tests.reports import samples
 
@@ -61,21 +62,6 @@ def test_one_process_without_ddp() -> None:
     assert step.changes(base) and not step.changes(alone)
 
 
-def left(launch: Launch, folder: Path) -> None:
-    """What a launch leaves of its plan."""
-    document = {"launch": launch.model_dump(mode="json")}
-    (folder / "launch.json").write_text(json.dumps(document))
-
-
-def test_a_launchs_directory_is_triaged_as_a_failure_unless_a_floor_is_given(
-    tmp_path: Path,
-) -> None:
-    left(fake_launch(), tmp_path)
-    found = find_target(tmp_path)
-    assert (found.symptom, found.steps, found.launch) == ("failure", 30, fake_launch())
-    assert find_target(tmp_path, floor=39.0).symptom == "throughput"
-
-
 def no_go(folder: Path, status: LaunchStatus, kind: str = "trainer") -> RunRecord:
     """A run below its floor of 39 tok/s whose first launch ended so."""
     record = samples.no_go()
@@ -89,20 +75,10 @@ def no_go(folder: Path, status: LaunchStatus, kind: str = "trainer") -> RunRecor
     return record
 
 
-@pytest.mark.parametrize(
-    ("status", "symptom"),
-    [
-        (LaunchStatus.NON_FINITE, "non_finite"),
-        (LaunchStatus.OUT_OF_MEMORY, "memory"),
-        (LaunchStatus.HUNG, "failure"),
-        (LaunchStatus.COMPLETED, "throughput"),
-    ],
-)
-def test_a_run_is_triaged_as_what_went_wrong(
-    tmp_path: Path, status: LaunchStatus, symptom: str
-) -> None:
+@table(__file__, "symptoms")
+def test_a_run_is_triaged_as_what_went_wrong(tmp_path: Path, status: str, symptom: str) -> None:
     """Of a run that only was too slow, by its floor unless another one is given."""
-    no_go(tmp_path, status)
+    no_go(tmp_path, LaunchStatus(status))
     assert find_target(tmp_path).symptom == symptom
     if symptom == "throughput":
         assert find_target(tmp_path).floor_toks_per_s == 39.0
@@ -152,7 +128,8 @@ def test_the_real_trainer_fails_with_static_graph_and_triage_finds_it(tmp_path: 
 def test_a_dry_run_names_what_would_run_and_what_changes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    left(production(NSA_PREFILL_BATCHED="1"), tmp_path)
+    launch = production(NSA_PREFILL_BATCHED="1").model_dump(mode="json")
+    (tmp_path / "launch.json").write_text(json.dumps({"launch": launch}))
     words = ["triage", str(tmp_path), "--floor", "39", "--set", "train.seq_len=64"]
     words += ["--set", "NSA_DDP_BUCKET_MB=1", "--steps", "9", "--dry-run"]
     assert main(words) == 0
@@ -172,15 +149,7 @@ def test_a_dry_run_names_what_would_run_and_what_changes_nothing(
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "changed"),
-    [
-        ("find_unused", {"NSA_DDP_FIND_UNUSED": "0"}),
-        ("compression_off", {"NSA_DDP_BUCKET_MB": "25"}),
-        ("tracing_off", {"NSA_TB_DISABLE": "0"}),
-        ("fused_unset", {"NSA_OPT_FUSED": "1"}),
-    ],
-)
+@table(__file__, "defaults")
 def test_a_step_that_equals_the_defaults_does_not_run(name: str, changed: dict[str, str]) -> None:
     """Static graph 0, find-unused 0 and tracing off ran over a flaky fault, and were its cure."""
     step = next(step for steps in STEPS.values() for step in steps if step.name == name)
@@ -258,16 +227,7 @@ class Rates:
         return LaunchResult(status=status, cause="a test" if fails else "", duration_s=1.0)
 
 
-@pytest.mark.parametrize(
-    ("without", "with_it", "outcome", "text"),
-    [
-        ("fff", "ooo", "found", "shown: 3 of 3 tries failed as it was, 0 of 3 with it"),
-        ("fofff", "ooooo", "found", "shown: 4 of 5 tries failed as it was, 0 of 5 with it"),
-        ("fooooo", "oooooo", "flaky", "1 of 6 tries failed as it was, 0 of 6 with it"),
-        ("ooo", "", "not_reproduced", "not again in 3 tries"),
-        ("off" + "f" * 9, "of" + "f" * 9, "nothing_helped", "no step helped"),
-    ],
-)
+@table(__file__, "tries")
 def test_a_change_is_believed_where_chance_would_hardly_look_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without: str, with_it: str, outcome: str,
     text: str,

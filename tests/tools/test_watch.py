@@ -133,17 +133,13 @@ def test_watch_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["watch", str(tmp_path), "--interval", "-1"]) == 2
 
 
-def beat(event: str, step: int, **more: object) -> str:
-    line = {"event": event, "token": TOKEN, "step": step, "rank": 0, **more}
-    return json.dumps(line) + "\n"
-
-
 @pytest.mark.parametrize("more", [("--once",), ("--interval", "0.1")])
 def test_a_run_without_a_csv_is_not_watched_blindly(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
 ) -> None:
-    text = beat("step_end", 1) + beat("progress", 1, loss="nan", toks_per_s=100.125)
-    (tmp_path / "heartbeat_rank0.jsonl").write_text(text + beat("exit", 1, code=0))
+    for event in ("step_end", "progress", "exit"):
+        told = {"loss": "nan", "toks_per_s": 100.125} if event == "progress" else {"code": 0}
+        files.say(tmp_path, 0, {"event": event, "token": TOKEN, "step": 1, "rank": 0, **told})
     assert main(["watch", str(tmp_path), *more, "--json", "--quiet"]) == 1
     shown = capsys.readouterr()
     found = json.loads(shown.out)
@@ -152,56 +148,31 @@ def test_a_run_without_a_csv_is_not_watched_blindly(
     assert "warning: gates are not watched: no gates.csv" in shown.err
 
 
-def beats(folder: Path, rank: int, *events: dict[str, object], ago_s: float = 0.0) -> None:
-    """Append heartbeats of a rank that is this process."""
-    about = {
-        "rank": rank,
-        "token": TOKEN,
-        "pid": os.getpid(),
-        "phase": "step",
-        "rss_mib": 512.0,
-    }
-    for number, event in enumerate(events):
-        clock = {"ts": time.time() - ago_s, "mono": 5.0 + number}
-        files.say(folder, rank, {**about, **clock, **event})
-
-
-def progress(step: int, loss: object, rate: float = 1000.0) -> dict[str, object]:
-    told = {"loss": loss, "toks_per_s": rate, "grad_norm": 0.5}
-    return {"event": "progress", "step": step, **told}
-
-
-def lines(folder: Path) -> list[str]:
-    screen = Screen(folder, Thresholds(halt=False))
-    screen.look()
-    return screen.lines()
-
-
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def test_a_run_without_a_csv_is_told_from_its_heartbeats(tmp_path: Path) -> None:
     env = {"effective": {"steps": 1000, "tokens_per_step": 500}, "config": {}}
     (tmp_path / "env.json").write_text(json.dumps(env))
-    return tmp_path
 
+    def say(rank: int, event: str, step: int, ago_s: float = 0.0, **more: object) -> None:
+        about = {"rank": rank, "token": TOKEN, "pid": os.getpid(), "phase": "step"}
+        clock = {"ts": time.time() - ago_s, "mono": 5.0 + step, "rss_mib": 512.0}
+        files.say(tmp_path, rank, {**about, **clock, "event": event, "step": step, **more})
 
-def test_a_run_without_a_csv_is_told_from_its_heartbeats(run_dir: Path) -> None:
-    saved = {"event": "checkpoint", "step": 103, "path": "checkpoints/step_100"}
-    beats(run_dir, 0, {**saved, "seconds": 3.2, "held_up_s": 0.05}, ago_s=600)
-    beats(run_dir, 0, {"event": "eval", "step": 200, "loss": 2.5, "seconds": 1.0})
-    beats(
-        run_dir,
-        0,
-        *(progress(step, 3.0 - step / 1000, 1000 + step % 2 / 8) for step in range(201, 251)),
-    )
-    beats(run_dir, 1, {"event": "step_end", "step": 250, "cuda_mib": 900, "reserved_mib": 2048.0})
-    first, numbers, *ranks, checkpoint, incidents, unseen = lines(run_dir)
+    saved = {"path": "checkpoints/step_100", "seconds": 3.2, "held_up_s": 0.05}
+    say(0, "checkpoint", 103, ago_s=600, **saved)
+    say(0, "eval", 200, loss=2.5, seconds=1.0)
+    for step in range(201, 251):
+        rate = 1000 + step % 2 / 8
+        say(0, "progress", step, loss=3.0 - step / 1000, toks_per_s=rate, grad_norm=0.5)
+    say(1, "step_end", 250, cuda_mib=900, reserved_mib=2048.0)
+    screen = Screen(tmp_path, Thresholds(halt=False))
+    screen.look()
+    first, numbers, *ranks, checkpoint, incidents, unseen = screen.lines()
     # 750 steps of 500 tokens at 1,000 tok/s.
-    assert first == f"{run_dir}  step 250/1000, 25 %, 6 min 15 s left"
+    assert first == f"{tmp_path}  step 250/1000, 25 %, 6 min 15 s left"
     assert numbers.startswith("loss 2.7500  validation 2.5000 (step 200)  gradient norm 0.5")
     assert numbers.endswith("1,000 tok/s")
     assert ranks[0].startswith("rank 0  step 250  step, heard 0") and "host 512 MiB" in ranks[0]
     assert "GPU 2,048 MiB" in ranks[1]
     words = "checkpoint  step_100, 10 min 00 s old (3.2 s to write, training held up 0.05 s)"
-    assert checkpoint == words
-    assert incidents == "incidents  0"
+    assert (checkpoint, incidents) == (words, "incidents  0")
     assert unseen == "not seen: use of the GPUs (nvidia-smi shows it)"
