@@ -22,8 +22,6 @@ from runbook.records import Mark, PhaseRecord, RunRecord
 from tests.cli.shell import inside
 from tests.engine.toys import PHASES, run, verify
 from tests.factory.tables import table
-from tests.reports.pictures import record as pictured
-from tests.reports.pictures import series
 from tests.reports.samples import pictured, series
 
 Document = dict[str, Any]
