@@ -170,7 +170,7 @@ def agrees(table: pd.DataFrame, ranks: Ranks) -> bool:
 
 @pytest.mark.parametrize(
     ("rows", "timed", "enough"),
-    [(60, 15, True), (60, 14, False), (39, 1, True), (39, 0, False)],
+    [(60, 14, False), (40, 10, True), (40, 9, False), (39, 1, True), (39, 0, False)],
 )
 def test_a_quarter_of_forty_steps_or_more_has_to_be_timed_by_both(
     rows: int, timed: int, enough: bool
