@@ -14,14 +14,7 @@ import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.advice import (
-    Advice,
-    Adviser,
-    headline_of,
-    how_it_ended,
-    seen_non_finite,
-    telling,
-)
+from reports.advice import Advice, Adviser, headline_of, how_it_ended, seen_non_finite, telling
 from reports.text import check_value, limit_text
 from runbook.records import (
     THE_RUN,

@@ -13,12 +13,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from nsa.attention.branches import (
-    CHUNK_BYTES,
-    Branches,
-    Grouped,
-    check_attention_inputs,
-)
+from nsa.attention.branches import CHUNK_BYTES, Branches, Grouped, check_attention_inputs
 from nsa.attention.cpu import batched_cpu
 from nsa.attention.cpu.dense import one_piece
 from nsa.attention.reference import reference, sequential

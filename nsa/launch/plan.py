@@ -31,13 +31,7 @@ from nsa.settings import (
     load_config,
     refusal,
 )
-from nsa.toggles import (
-    ToggleSet,
-    contradictions,
-    read_values,
-    toggle_set,
-    with_safe_mode,
-)
+from nsa.toggles import ToggleSet, contradictions, read_values, toggle_set, with_safe_mode
 
 PROFILE_WARMUP_STEPS = 5
 # With one of these on, the first step of a block runs under the profiler.

@@ -31,16 +31,7 @@ from nsa.step import clock
 from nsa.step.engine import StepOutcome
 from nsa.step.sync import Posted, post
 from nsa.tests.built import flat, mean_gradient
-from nsa.tests.launched import (
-    SPOILED,
-    SPOILS,
-    STEPS,
-    SUCCESS,
-    kept,
-    rows,
-    spoil_gradient,
-    trainer,
-)
+from nsa.tests.launched import SPOILED, SPOILS, STEPS, SUCCESS, kept, rows, spoil_gradient, trainer
 from nsa.tests.maths import device
 from nsa.train import checkpoint
 

@@ -21,17 +21,7 @@ from torch import Tensor, nn
 from nsa.launch.ranks import Ranks
 from nsa.settings import TrainSection
 from nsa.tests import launched
-from nsa.tests.launched import (
-    LAST,
-    STEPS,
-    SUCCESS,
-    events,
-    facts_of,
-    kept,
-    launch,
-    rows,
-    trainer,
-)
+from nsa.tests.launched import LAST, STEPS, SUCCESS, events, facts_of, kept, launch, rows, trainer
 from nsa.train import checkpoint
 
 pytestmark = pytest.mark.topic("checkpoints")

@@ -6,15 +6,7 @@ from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract import (
-    COMPRESSION_LINE,
-    ELSEWHERE,
-    ENOUGH_FILE,
-    HALT_FILE,
-    Event,
-    ExitCode,
-    Phase,
-)
+from nsa.contract import COMPRESSION_LINE, ELSEWHERE, ENOUGH_FILE, HALT_FILE, Event, ExitCode, Phase
 from nsa.data.source import Batch, Source
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, say

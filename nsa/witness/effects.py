@@ -23,11 +23,7 @@ from nsa.contract import ATTEND_RANGE, INSTEAD, SELECTION_RANGES, TIMEOUT_TOLERA
 from nsa.launch.envfile import sdpa_kernels
 from nsa.launch.output import MIB
 from nsa.settings import CONFIG_TOGGLES
-from nsa.step.compiled import (
-    CALLS_BESIDE,
-    COMPILED_NODE,
-    count_compiled,
-)
+from nsa.step.compiled import CALLS_BESIDE, COMPILED_NODE, count_compiled
 from nsa.step.cuda_graphs import REPLAYED_NODE
 from nsa.step.ddp import Wrapped
 from nsa.step.engine import Engine

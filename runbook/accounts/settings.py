@@ -12,13 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from nsa.contract import (
-    THREAD_VARIABLES,
-    TIMEOUT_TOLERANCE_S,
-    Event,
-    NSAError,
-    checkpoint_step,
-)
+from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, Event, NSAError, checkpoint_step
 from nsa.toggles import TOGGLES, Value
 from runbook.accounts import due, each_rank
 from runbook.accounts.workload import Keeping, Workload

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from runbook import __version__
 from runbook.cli import finished, lists, live, run, trials
-from runbook.cli._parser import (
-    ASKED_BY_SHELL,
-    Command,
-    complete,
-    docstring,
-    is_phase,
-    parse_all,
-)
+from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, docstring, is_phase, parse_all
 from runbook.cli._runs import print_next
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant

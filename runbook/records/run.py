@@ -15,13 +15,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from runbook import (
-    DEFAULT_LAUNCHER,
-    DEFAULT_OUT,
-    DEFAULT_PLAN,
-    DEFAULT_PROTOCOL,
-    DEFAULT_QUEUE_S,
-)
+from runbook import DEFAULT_LAUNCHER, DEFAULT_OUT, DEFAULT_PLAN, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
 from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Measurement, Record, Scalar, Series, Table
 from runbook.records.outcome import Check, Outcome, Verdict, satisfies

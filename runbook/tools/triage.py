@@ -27,14 +27,7 @@ from runbook.folder.manifest import load_record
 from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer
-from runbook.records import (
-    Launch,
-    LaunchEntry,
-    LaunchResult,
-    LaunchStatus,
-    Reason,
-    RunRecord,
-)
+from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Reason, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.throughput import WindowTooShort, last_window
 from runbook.tools.triage_steps import AS_IT_WAS, STEPS, TriageStep, applied

@@ -16,15 +16,7 @@ from runbook.accounts import data
 from runbook.accounts.data import data_account, held_out_account
 from runbook.accounts.workload import GeneratedData
 from runbook.records.evidence import RankLog
-from tests.accounts.launches import (
-    DATA,
-    WORK,
-    Ranks,
-    all_accounts,
-    changed,
-    honest,
-    steps_of,
-)
+from tests.accounts.launches import DATA, WORK, Ranks, all_accounts, changed, honest, steps_of
 
 
 def test_a_document_may_be_read_again_but_not_at_once() -> None:

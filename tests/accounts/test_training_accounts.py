@@ -18,14 +18,7 @@ from runbook.accounts.optimizer import (
     warmup_account,
 )
 from runbook.accounts.tables import summed_account
-from tests.accounts.launches import (
-    STEPS,
-    WORK,
-    changed,
-    ending_of,
-    honest,
-    rows,
-)
+from tests.accounts.launches import STEPS, WORK, changed, ending_of, honest, rows
 from tests.factory.told import recomputed, shadow
 
 PEAK, RAMP = 1.0, 4

@@ -9,13 +9,7 @@ from torch import Tensor
 import nsa
 from nsa.attention import choose_path, nsa_attention
 from nsa.attention.tracing import profile_range
-from nsa.config import (
-    ModelConfig,
-    Way,
-    keys_touched,
-    model_flops_per_token,
-    parameter_count,
-)
+from nsa.config import ModelConfig, Way, keys_touched, model_flops_per_token, parameter_count
 from nsa.contract import NSAError
 from nsa.layer import gate_stats
 from nsa.model import NSALanguageModel

@@ -13,19 +13,14 @@ import pytest
 from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
-from runbook.cli.run.observers import (
-    JsonObserver,
-    LogConsole,
-    harmless,
-    tell_github,
-)
+from runbook.cli.run.observers import JsonObserver, LogConsole, harmless, tell_github
 from runbook.cli.run.text import Progress, RunView, TextObserver
 from runbook.console import Console, rendered
 from runbook.engine.derive import render
 from runbook.folder.manifest import fingerprint_of
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
 from runbook.records.events import Forecast, Pulse, SilentRank, events_schema
-from tests.cli.test_console import Terminal
+from tests.cli.test_main import Terminal
 from tests.engine import toys
 from tests.reports import samples
 

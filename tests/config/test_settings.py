@@ -12,12 +12,7 @@ from nsa.strict_yaml import load_strict, scalar
 from nsa.toggles import TOGGLES
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
-from runbook.config.precedence import (
-    dropped,
-    gathered,
-    shell_settings,
-    words,
-)
+from runbook.config.precedence import dropped, gathered, shell_settings, words
 from runbook.config.settings import (
     Settings,
     is_passed_on,

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from nsa.contract import sha256_of
+from runbook.config.load import load_profile
 from runbook.config.phase import Judgement, PlanContext
 from runbook.config.registry import report_files
-from runbook.folder.manifest import load_record, write_manifest
-from runbook.records import Launch
+from runbook.engine.derive import derive_record, write_reports
+from runbook.engine.intact import profile_problems
+from runbook.engine.verify import compare_phases
+from runbook.errors import RunbookError
+from runbook.folder.manifest import artifact_records, load_record, record_text, write_manifest
+from runbook.records import Launch, Mark, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
-from tests.engine.toys import Toy, run, verify
+from tests.cli.shell import inside
+from tests.engine.toys import PHASES, Toy, run, verify
+from tests.factory.tables import table
+from tests.reports.samples import pictured, series
 
 
 def test_an_untouched_run_is_verified(folder: Path, tmp_path: Path) -> None:
@@ -187,3 +198,204 @@ def test_launches_are_asked_for_one_after_the_other(tmp_path: Path) -> None:
     (phase,) = (one for one in record.phases if one.name == "baseline")
     assert [one.launch.name for one in phase.launches] == ["run1", "right", "last"]
     assert verify(folder, searching).differences == ()
+
+
+Document = dict[str, Any]
+
+
+def differences(folder: Path, fingerprint: str = "") -> tuple[str, ...]:
+    return verify(folder, fingerprint=fingerprint).differences
+
+
+def forge(folder: Path, change: Callable[[Document], None]) -> None:
+    """Change run.json, every record of the journal, artifacts, reports and manifest alike."""
+    journal, derived = folder / "events.jsonl", ["run.json", "events.jsonl"]
+    listed = artifact_records(folder, without=[*derived, *report_files().values()])
+    artifacts = [one.model_dump(mode="json") for one in listed]
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    for event in events:
+        if event["event"] == "run_started":
+            change(event["record"])
+        elif event["event"] == "phase_finished":
+            change({"phases": [event["record"]]})
+        elif event["event"] == "run_finished":
+            event["artifacts"] = artifacts
+    lines = (json.dumps(e, separators=(",", ":"), ensure_ascii=False) for e in events)
+    journal.write_text("".join(f"{line}\n" for line in lines))
+    document = json.loads((folder / "run.json").read_text())
+    change(document)
+    record = RunRecord.model_validate(document | {"artifacts": artifacts})
+    (folder / "run.json").write_text(record_text(record))
+    write_reports(record, folder)
+    write_manifest(folder)
+
+
+def _set(name: str, value: Any) -> Callable[[Document], None]:
+    def change(document: Document) -> None:
+        if name in document:
+            document[name] = value
+
+    return change
+
+
+def _phase(change: Callable[[Document], object]) -> Callable[[Document], None]:
+    """Changes the phase baseline wherever it is."""
+
+    def every(document: Document) -> None:
+        for phase in document["phases"]:
+            if phase["name"] == "baseline":
+                change(phase)
+
+    return every
+
+
+def _passed_without_judgement(phase: Document) -> None:
+    for check in phase["checks"]:
+        check["code"] = "interrupted"
+
+
+FORGED: dict[str, tuple[Callable[[Document], None], str]] = {
+    "scope": (_set("scope", "2xH200"), 'run.json: scope: recorded "2xH200", recomputed "'),
+    "digest of the profile": (_set("profile_sha256", "0" * 64), "run.json: profile_sha256: "),
+    "fewer required": (_set("required", ["baseline.rate"]), "run.json: required: recorded"),
+    "exports": (
+        _set("exports", {"NSA_USE_FA2": "1"}),
+        'run.json: exports.NSA_USE_FA2: recorded "1", recomputed null',
+    ),
+    "passed as interrupted": (_phase(_passed_without_judgement), "not judged, and nothing shows"),
+    "passed and never judged": (_phase(lambda phase: phase.update(started_at="")), "baseline"),
+    "an end": (
+        _phase(lambda phase: phase["launches"][0]["result"].update(duration_s=1.0)),
+        "launch run1: result.duration_s: recorded 1.0",
+    ),
+    "a plan": (
+        _phase(lambda phase: phase["launches"][0]["launch"].update(steps=4)),
+        "baseline: the launches are not those that the phase",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_forgery_that_fits_itself_does_not_fit_the_artifacts(folder: Path, name: str) -> None:
+    change, sign = FORGED[name]
+    forge(folder, change)
+    found = differences(folder)
+    assert any(sign in text for text in found), found
+
+
+def test_a_run_that_takes_the_place_of_another_has_another_fingerprint(
+    finished: Path, tmp_path: Path
+) -> None:
+    """Nothing in a folder can show that all of it was made anew; what was kept elsewhere can."""
+    kept = sha256_of(finished / "run.json")
+    other = run(tmp_path / "other", *PHASES.values())[1]
+    folder = tmp_path / finished.name
+    shutil.move(other, folder)
+    for name in ("run.json", "events.jsonl"):
+        text = (folder / name).read_text()
+        (folder / name).write_text(text.replace(other.name, finished.name))
+    forge(folder, lambda document: None)
+    assert differences(folder) == ()
+    (found,) = differences(folder, kept)
+    assert found.startswith("run.json: fingerprint ") and f"asked for {kept[:32]}:" in found
+    assert differences(finished, kept) == differences(finished, kept[:32].upper()) == ()
+
+
+def _environment(name: str, value: str) -> Callable[[Document], None]:
+    """run.json tells of it."""
+
+    def change(document: Document) -> None:
+        if "environment" in document:
+            document["environment"][name] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("read", "kept", "told"),
+    [
+        ("A100", "as it was", ""),
+        ("H200", "as it was", "environment.gpu.names: recorded 'A100', 'H200'"),
+        ("A100", "other", "fact gpu.names: host.txt is not the file that it was read from"),
+    ],
+)
+def test_a_fact_is_shown_as_it_was_found(folder: Path, read: str, kept: str, told: str) -> None:
+    (folder / "host.txt").write_text("as it was")
+    fact = {"name": "gpu.names", "value": read, "path": "host.txt"}
+    fact |= {"sha256": sha256_of(folder / "host.txt")}
+    (folder / "facts.json").write_text(json.dumps({"gpu.names": fact}))
+    (folder / "host.txt").write_text(kept)
+    forge(folder, _environment("gpu.names", "A100"))
+    found = differences(folder)
+    assert any(told in one for one in found) if told else found == ()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "told"), [("ab12" * 3, []), ("cd34" * 3, ["recorded 'cd34cd34cd34', "])]
+)
+def test_the_software_of_a_run_is_what_its_launches_ran_on(
+    folder: Path, recorded: str, told: list[str]
+) -> None:
+    env = {"versions": {"packages": "ab12" * 16}}
+    (folder / "baseline/run1/env.json").write_text(json.dumps(env))
+    forge(folder, _environment("packages", recorded))
+    found = [one for one in differences(folder) if "environment" in one]
+    assert len(found) == len(told)
+    for one in found:
+        assert one.startswith(f"run.json: environment.packages: {told[0]}")
+        assert f"ran on {'ab12' * 16!r}" in one
+
+
+def test_a_profile_that_only_has_the_name_of_a_shipped_one(finished: Path) -> None:
+    record = load_record(finished)
+    document = load_profile("cpu").model_dump(mode="json")
+
+    def problems(profile: str = "auto", **changed: object) -> list[str]:
+        update = {"profile": "cpu", "options": record.options | {"profile": profile}}
+        update |= {"profile_document": document | changed}
+        return list(profile_problems(record.model_copy(update=update)))
+
+    assert problems() == []
+    easier: Document = {"scope": "2xA100 PCIe4", "required": []}
+    found = problems(**easier)
+    assert len(found) == 2
+    assert all(text.startswith("profile cpu is not the shipped one: ") for text in found)
+    assert problems("/home/me/cpu.yaml", **easier) == []
+
+
+@table(__file__, "strange_events")
+def test_an_event_that_this_program_never_writes_is_told(
+    folder: Path, event: str, change: Document, why: str
+) -> None:
+    path = folder / "events.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    (found, *_) = (one for one in events if one["event"] == event)
+    found.pop("record", None)
+    found |= change
+    with pytest.raises(RunbookError, match=f"events.jsonl holds an event .*{why}"):
+        derive_record(events)
+    path.write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    ended = inside("run", "--resume", str(folder), "--out", str(folder.parent), cwd=folder.parent)
+    assert ended.code == 2 and "internal error" not in ended.err, ended.err
+
+
+def phase(*, level: float = 2.0, point: float = 3.0) -> PhaseRecord:
+    curve = series([1.0, point], limits=[Mark(label="limit", value=level)])
+    (made,) = pictured(curves=[curve]).phases
+    return made
+
+
+def test_a_picture_that_was_edited_or_left_out_is_a_difference() -> None:
+    assert compare_phases(phase(), phase()) == []
+    for edited in (phase(level=9.0), phase(point=9.0)):
+        (problem,) = compare_phases(edited, phase())
+        assert problem.startswith("sweep: series 'run'")
+    none = phase().model_copy(update={"series": ()})
+    assert compare_phases(none, phase()) and compare_phases(phase(), none)
+
+
+@pytest.mark.parametrize(("share", "told"), [(4e-16, 0), (1e-12, 0), (1e-6, 1)])
+def test_the_last_digits_are_those_of_the_processor(share: float, told: int) -> None:
+    """NumPy's logarithms, exponentials and products round otherwise with AVX-512 and without."""
+    assert len(compare_phases(phase(level=2.0 * (1 + share)), phase())) == told
+    assert len(compare_phases(phase(point=3.0 * (1 + share)), phase())) == told

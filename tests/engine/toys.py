@@ -18,15 +18,7 @@ from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.verify import Verification, verify_run
 from runbook.launch.observer import Observer
-from runbook.records import (
-    ArmSchedule,
-    Launch,
-    LaunchStatus,
-    Outcome,
-    Reason,
-    RunRecord,
-    Table,
-)
+from runbook.records import ArmSchedule, Launch, LaunchStatus, Outcome, Reason, RunRecord, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.stats.throughput import effective, last_window
 from tests.factory.records import check

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 from xml.etree import ElementTree as ET
@@ -29,7 +30,8 @@ from runbook.records.run import TAKES_OUT
 from tests.factory.records import check
 from tests.phases import builder
 from tests.reports import samples
-from tests.reports.samples import go, measured, no_go, pictured, series
+from tests.reports.browser import MISSING, asked, chromium
+from tests.reports.samples import SAMPLES, go, measured, no_go, pictured, series
 from tests.tiers import examples
 
 LINES_OF_A_FAILURE = 120
@@ -266,3 +268,32 @@ def test_any_interval_is_drawn_inside_the_picture_or_not_at_all(
     limit = {"comparator": Comparator.AT_LEAST, "limit": level, "limit_source": "here"}
     held = check("sweep.x", measurement=measured, **limit)
     assert_sound(figures(pictured(checks=[held])))
+
+
+DESK, PHONE = 1400, 420
+# WCAG 2.2 AA for text of this size; what is larger needs less, and is held to the same.
+CONTRAST = 4.5
+SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
+OPENED = 'document.querySelectorAll("details").forEach(one => { one.open = true; })'
+
+
+@pytest.mark.skipif(chromium() is None, reason=MISSING)
+@pytest.mark.parametrize(
+    ("name", "width", "dark"),
+    [("go", PHONE, True), ("go", DESK, False), ("no_go", PHONE, False), ("no_go", DESK, True)],
+)
+def test_a_page_is_readable_fits_and_has_its_buttons(
+    tmp_path: Path, name: str, width: int, dark: bool
+) -> None:
+    page = tmp_path / "report.html"
+    page.write_text(render(SAMPLES[name](), "html"), encoding="utf-8")
+    question = f"{SCRIPT}; [below(), {OPENED}, seen(), wider(), faint({CONTRAST}), faults()]"
+    below, _, (scheme, across, buttons), *found = asked(page, question, width=width, dark=dark)
+    assert (scheme, across <= width, buttons > 0) == (dark, True, True)
+    assert found == [[], [], []], "what is wider than the screen, too faint, or has no name"
+    assert below == [] or width == PHONE
+    text = page.read_text("utf-8").replace("<script>", '<script type="text">')
+    page.write_text(text.replace('id="phase-2"', "").replace("<h3", "<h4", 1))
+    buttons, wrong = asked(page, f"{SCRIPT}; [seen()[2], faults()]", width=width)
+    assert buttons == 0, "the script shows the buttons"
+    assert "#phase-2 leads nowhere" in wrong and any("heading 4 of" in one for one in wrong)

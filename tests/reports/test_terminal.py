@@ -10,15 +10,7 @@ import pytest
 from reports.formats.terminal import render_github, render_terminal
 from reports.view import build_view
 from runbook.engine.derive import render
-from runbook.records import (
-    LaunchStatus,
-    Outcome,
-    PhaseRecord,
-    Ran,
-    Reason,
-    RunRecord,
-    Verdict,
-)
+from runbook.records import LaunchStatus, Outcome, PhaseRecord, Ran, Reason, RunRecord, Verdict
 from runbook.records.run import Screen
 from tests.factory.records import check
 from tests.reports.printed import commands_in_markdown

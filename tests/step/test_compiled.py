@@ -19,12 +19,7 @@ from nsa.config import ModelConfig, Way
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import Gap, error_of
 from nsa.step import compiled
-from nsa.step.compiled import (
-    Compiled,
-    Compiling,
-    compile_layers,
-    count_compiled,
-)
+from nsa.step.compiled import Compiled, Compiling, compile_layers, count_compiled
 from tests.step.small import SHAPE, model_of, tokens_of
 
 # torch's own warnings while it compiles are not ours.

@@ -18,12 +18,7 @@ from nsa.data.source import Batch
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
 from nsa.step.compiled import backward_nodes
-from nsa.step.cuda_graphs import (
-    REPLAYED_NODE,
-    Recording,
-    replay_gap,
-    roundings,
-)
+from nsa.step.cuda_graphs import REPLAYED_NODE, Recording, replay_gap, roundings
 from nsa.step.engine import Engine
 from tests.attention.test_step_on_cuda import production
 from tests.step.small import SHAPE, model_of

@@ -10,13 +10,7 @@ import pytest
 from runbook.cli import main
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer
-from runbook.records import (
-    Launch,
-    LaunchEntry,
-    LaunchResult,
-    LaunchStatus,
-    RunRecord,
-)
+from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
 from runbook.tools.triage import Target, find_target, run_steps

@@ -22,12 +22,7 @@ from runbook.config.settings import Settings
 from runbook.engine.intact import journal_problems, of_the_machine
 from runbook.errors import RunbookError, UsageError
 from runbook.files import write_atomic
-from runbook.folder import (
-    ACCEPTED_JSON,
-    DEVICES_BEFORE_JSON,
-    EVENTS_FILE,
-    RECORD_FILE,
-)
+from runbook.folder import ACCEPTED_JSON, DEVICES_BEFORE_JSON, EVENTS_FILE, RECORD_FILE
 from runbook.folder.facts import (
     Facts,
     device_facts,

@@ -25,19 +25,8 @@ from nsa.attention.triton.launch import (
     scale_of,
     strides_of,
 )
-from nsa.attention.triton.rows import (
-    give_keys,
-    load_keys,
-    load_rows,
-    padded,
-    store_part,
-)
-from nsa.attention.triton.tiles import (
-    LEAST,
-    TERMS,
-    CompressedCut,
-    room_for_bits,
-)
+from nsa.attention.triton.rows import give_keys, load_keys, load_rows, padded, store_part
+from nsa.attention.triton.tiles import LEAST, TERMS, CompressedCut, room_for_bits
 from nsa.config import NSAConfig
 
 # Tokens that a program of pooling reads at once: a block of the production shape.

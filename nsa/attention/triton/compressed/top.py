@@ -18,12 +18,7 @@ import triton
 import triton.language as tl
 
 from nsa.attention.triton import tiles
-from nsa.attention.triton.compressed.rows import (
-    exact_dot,
-    load_terms,
-    rounded_dot,
-    seen_keys,
-)
+from nsa.attention.triton.compressed.rows import exact_dot, load_terms, rounded_dot, seen_keys
 from nsa.attention.triton.rows import NOTHING, load_rows, padded
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS
 

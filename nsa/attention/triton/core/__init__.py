@@ -29,13 +29,7 @@ from nsa.attention.triton.launch import (
     strides_of,
 )
 from nsa.attention.triton.selected_tiles import Cut
-from nsa.attention.triton.tiles import (
-    LEAST,
-    CompressedCut,
-    Tile,
-    WindowCut,
-    padded,
-)
+from nsa.attention.triton.tiles import LEAST, CompressedCut, Tile, WindowCut, padded
 from nsa.config import NSAConfig
 
 

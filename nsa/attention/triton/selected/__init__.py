@@ -28,11 +28,7 @@ from nsa.attention.triton.selected.blocks import (
     merge_kernel,
     part_kernel,
 )
-from nsa.attention.triton.selected.readers import (
-    list_kernel,
-    piece_kernel,
-    place_kernel,
-)
+from nsa.attention.triton.selected.readers import list_kernel, piece_kernel, place_kernel
 from nsa.attention.triton.selected.rows import forward_kernel
 from nsa.attention.triton.selected_tiles import ByBlock, Cut
 from nsa.attention.triton.tiles import padded

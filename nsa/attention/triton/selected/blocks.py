@@ -13,12 +13,7 @@ parts [B*G, tokens, PLACES, HEADS, D]; sums float32 [B*G, tokens, PLACES, HEADS]
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import (
-    NOTHING,
-    give_queries,
-    padded,
-    store_rows,
-)
+from nsa.attention.triton.rows import NOTHING, give_queries, padded, store_rows
 from nsa.attention.triton.selected.readers import (
     list_of_run,
     load_readers,

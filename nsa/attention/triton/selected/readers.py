@@ -20,13 +20,7 @@ program that writes it, so that equal inputs give equal bits.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import (
-    give_keys,
-    padded,
-    store_keys,
-    store_part,
-    sum_parts,
-)
+from nsa.attention.triton.rows import give_keys, padded, store_keys, store_part, sum_parts
 from nsa.attention.triton.selected.rows import block_side, ones
 
 
