@@ -12,14 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runbook.files import (
-    HOME,
-    make_private_dir,
-    read_given,
-    share_packages,
-    typed_here,
-    write_atomic,
-)
+from runbook.checkout import HOME, share_packages
+from runbook.files import make_private_dir, read_given, typed_here, write_atomic
 from tests.factory.programs import program
 
 PARTS = ("nsa", "runbook", "phases", "reports", "templates", "configs")
@@ -100,7 +94,7 @@ def test_only_its_own_editable_install_makes_it_installed(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: nsa-runbook\nVersion: 0.1.0\n")
     if origin:
         (info / "direct_url.json").write_text(origin.replace("HOME", str(copy)))
-    code = "from runbook.files import uninstalled; print(uninstalled() is None)"
+    code = "from runbook.checkout import uninstalled; print(uninstalled() is None)"
     path = os.pathsep.join(map(str, (tmp_path, copy, packages)))
     words = [sys.executable, "-S", "-c", code]
     answer = subprocess.check_output(words, cwd=tmp_path, env={"PYTHONPATH": path}, text=True)

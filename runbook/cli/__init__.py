@@ -235,7 +235,7 @@ def _dispatch(words: list[str]) -> int:
 
 def _run_command(command: Command, words: list[str]) -> int:
     args, problems = parse_all(command.parser(), words)
-    from runbook.files import share_packages
+    from runbook.checkout import share_packages
 
     share_packages(os.environ)
     problems.extend(command.problems(args))

@@ -14,9 +14,9 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from runbook.checkout import DISTRIBUTION, HOME, uninstalled
 from runbook.config.phase import Made, Phase, PlanContext
 from runbook.errors import RunbookError, UsageError, choice_for
-from runbook.files import DISTRIBUTION, HOME, uninstalled
 from runbook.records.run import Report
 
 if TYPE_CHECKING:

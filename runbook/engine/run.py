@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from runbook import __version__
+from runbook.checkout import how_to_call
 from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
@@ -24,15 +25,7 @@ from runbook.engine.plan import config_before
 from runbook.engine.plan.progress import Forecaster, pace_of_the_go
 from runbook.engine.starting import Part, held_back, keep_aside, repeat
 from runbook.errors import RunbookError, UsageError
-from runbook.files import (
-    how_to_call,
-    make_private_dir,
-    no_folder,
-    not_text,
-    typed_here,
-    utc_stamp,
-    utc_text,
-)
+from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc_stamp, utc_text
 from runbook.folder import EVENTS_FILE, RECORD_FILE
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record

@@ -237,13 +237,13 @@ def run(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,
     129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
     """
+    from runbook.checkout import how_to_call
     from runbook.cli.run.dry_run import print_plan, refusals, times
     from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
     from runbook.config.precedence import dropped
     from runbook.engine.plan.prepare import needs_of, without_board
     from runbook.engine.resuming import resume_run
     from runbook.engine.run import run_setup
-    from runbook.files import how_to_call
 
     args.told = _tell_settings(args, console)
     if args.dry_run:
