@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
-from nsa.contract import NSAError, raise_problems
+from nsa.contract import NSAError, did_you_mean, raise_problems
 
 Phi = Literal["avg", "mlp"]
 Path = Literal["reference", "sequential", "batched"]
@@ -26,12 +26,21 @@ ROPE_BASE, NORM_EPS = 10_000.0, 1e-6
 
 def positive_int_errors(owner: object, names: Iterable[str]) -> list[str]:
     """Say which of the named fields of `owner` is not a whole number of at least 1."""
-    given = {name: getattr(owner, name) for name in names}
-    return [
-        f"{name}={value!r}: must be a whole number of at least 1"
-        for name, value in given.items()
-        if type(value) is not int or value < 1
-    ]
+    errors = []
+    for name in names:
+        value = getattr(owner, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            errors.append(f"{name}={value!r}: must be a whole number of at least 1")
+    return errors
+
+
+def choice_error(owner: object, name: str, choice: object) -> list[str]:
+    """Say that a field of `owner` is none of a `Literal`, with the closest one as a suggestion."""
+    value, allowed = getattr(owner, name), get_args(choice)
+    if value in allowed:
+        return []
+    hint = did_you_mean(repr(value), map(repr, allowed))
+    return [f"{name}={value!r}: must be one of {', '.join(map(repr, allowed))}{hint}"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +71,12 @@ class NSAConfig:
 
     def __post_init__(self) -> None:
         whole = ("dim", "n_heads", "n_kv_groups", "d_k", "d_v", "l", "d", "l_sel", "n_sel", "w")
-        raise_problems("NSAConfig", positive_int_errors(self, whole))
+        errors = positive_int_errors(self, whole) + choice_error(self, "phi", Phi)
+        if not errors:
+            errors = self._relation_errors()
+        raise_problems("NSAConfig", errors)
+
+    def _relation_errors(self) -> list[str]:
         errors = []
         if self.n_heads % self.n_kv_groups:
             errors.append(
@@ -80,7 +94,7 @@ class NSAConfig:
                 f"n_sel={self.n_sel}: must be at least {MIN_N_SEL}, because one initial and two "
                 "local blocks are always among the selected"
             )
-        raise_problems("NSAConfig", errors)
+        return errors
 
     @property
     def heads_per_group(self) -> int:
@@ -105,6 +119,7 @@ class Way:
     force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
     kernels have something to act on. kernels: by what attention runs off the CPU, whether it can
     run or not (`choose_selected`).
+    Raises NSAError that lists every wrong value.
     """
 
     path: Path = "batched"
@@ -112,6 +127,12 @@ class Way:
     use_flash: bool = True
     force_sdpa: bool = False
     kernels: Kernels = "masked"
+
+    def __post_init__(self) -> None:
+        errors = choice_error(self, "path", Path)
+        errors += choice_error(self, "selection_ranges", Ranges)
+        errors += choice_error(self, "kernels", Kernels)
+        raise_problems("Way", errors)
 
     def exact(self) -> Way:
         """The same where all types can run, with nothing but products, masks and softmax."""
