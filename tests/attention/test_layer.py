@@ -109,7 +109,7 @@ def test_wrong_tensors_are_named_at_once() -> None:
         "gates",
     )
     assert all(word in str(caught.value) for word in wrong)
-    with pytest.raises(NSAError, match="path='batch': must be one of .*did you mean 'batched'"):
+    with pytest.raises(NSAError, match=r"path='batch': must be one of .*did you mean 'batched'"):
         Way(path="batch")
 
 
