@@ -97,9 +97,15 @@ def nsa_attention(
     Raises NSAError (a ValueError) that lists every wrong argument.
     """
     x = Branches(
-        q=q, k_cmp=k_cmp, v_cmp=v_cmp, k_sel=k_sel, v_sel=v_sel, k_win=k_win, v_win=v_win,
+        q=q,
+        k_cmp=k_cmp,
+        v_cmp=v_cmp,
+        k_sel=k_sel,
+        v_sel=v_sel,
+        k_win=k_win,
+        v_win=v_win,
         gates=gates,
-    )  # fmt: skip
+    )
     problem = triton_problem(cfg, q.dtype, q.device) if way.kernels == "triton" else None
     errors = [f"kernels='{way.kernels}': {problem}; use 'masked'"] if problem else []
     if cu_seqlens is None:

@@ -115,10 +115,15 @@ def sequential(x: Branches, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Te
         near = slice(max(0, t + 1 - cfg.w), t + 1)
         at, past = slice(t, t + 1), slice(0, t + 1)
         now = Branches(
-            q=wide.q[:, at], k_cmp=k_cmp, v_cmp=v_cmp, k_sel=wide.k_sel[:, past],
-            v_sel=wide.v_sel[:, past], k_win=wide.k_win[:, near], v_win=wide.v_win[:, near],
+            q=wide.q[:, at],
+            k_cmp=k_cmp,
+            v_cmp=v_cmp,
+            k_sel=wide.k_sel[:, past],
+            v_sel=wide.v_sel[:, past],
+            k_win=wide.k_win[:, near],
+            v_win=wide.v_win[:, near],
             gates=wide.gates[:, at],
-        )  # fmt: skip
+        )
         out, blocks = attend_token(now, t, cfg, version)
         outputs.append(out)
         picked.append(blocks)

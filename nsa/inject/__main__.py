@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Sequence
 
 from nsa.contract import did_you_mean
-from nsa.inject import EVERY_RANK, KINDS, Injector
+from nsa.inject import EVERY_RANK, Injector
+from nsa.inject.kinds import KINDS
 from nsa.launch.process import leave
 from nsa.torch_env import for_good
 

@@ -132,9 +132,11 @@ class Dispatch:
         ranges: Ranges = "v2" if toggles.flag("NSA_SEL_RANGES_V2") else "v1"
         compiles = toggles.text(LAYERS) == "layer"
         return replace(
-            self._cfg.way, selection_ranges=ranges, kernels=kernels,
+            self._cfg.way,
+            selection_ranges=ranges,
+            kernels=kernels,
             force_sdpa=forces_sdpa(toggles) or compiles or kernels == "triton",
-        )  # fmt: skip
+        )
 
 
 def allow_kernels(toggles: ToggleSet) -> None:

@@ -111,8 +111,15 @@ def ending(launch: LaunchEvidence) -> Finding:
     if result.stopped_at and result.culprit_rank is not None:
         # Where the silent rank was, by its own stack.
         clue = f"Rank {result.culprit_rank} stopped at {', called at '.join(result.stopped_at)}."
-    said = {"evidence": paths, "topic": topic, "follows": follows, "clue": clue}
-    return Finding(Outcome(outcome), Reason(code), reason, **said)
+    return Finding(
+        Outcome(outcome),
+        Reason(code),
+        reason,
+        evidence=paths,
+        topic=topic,
+        follows=follows,
+        clue=clue,
+    )
 
 
 def lost_heartbeats(launch: LaunchEvidence) -> list[str]:

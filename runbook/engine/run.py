@@ -30,7 +30,8 @@ from runbook.folder import EVENTS_FILE, RECORD_FILE
 from runbook.folder.journal import Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
 from runbook.launch import stop_on_signals
-from runbook.launch.command import keep_config, remove_checkouts
+from runbook.launch.command import keep_config
+from runbook.launch.inputs import remove_checkouts
 from runbook.launch.launcher_api import launcher
 from runbook.launch.observer import Observer
 from runbook.machine import git

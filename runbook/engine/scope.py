@@ -13,7 +13,6 @@ from functools import lru_cache
 
 from nsa.toggles import meaning
 from runbook.config import registry
-from runbook.config.limits import LimitValue
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.plan import load_plan, needing_go, with_plan
 from runbook.config.profile import Profile
@@ -25,7 +24,6 @@ from runbook.records.run import NODE_NAMES, Ran
 from runbook.text import OF_ONES_OWN
 
 _MODEL = ("model", "nsa")
-_OF_WORK = ("seq_len", "global_batch", "accumulation")
 
 
 def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
@@ -35,14 +33,16 @@ def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
         env = launch.env or {}
         device, effective = env.get("device"), env.get("effective")
         if device is not None and effective is not None:
-            told = {name: effective.get(name) for name in _OF_WORK}
-            told |= {"ranks": env.get("world_size"), "parameters": effective.get("n_params")}
-            words = {"device": device.get("type"), "name": device.get("name")}
-            words["dtype"] = effective.get("dtype")
             found.append(
                 Ran(
-                    **{name: max(0, value or 0) for name, value in told.items()},
-                    **{name: value or "unknown" for name, value in words.items()},
+                    device=device.get("type") or "unknown",
+                    name=device.get("name") or "unknown",
+                    ranks=_whole(env.get("world_size")),
+                    parameters=_whole(effective.get("n_params")),
+                    seq_len=_whole(effective.get("seq_len")),
+                    global_batch=_whole(effective.get("global_batch")),
+                    accumulation=_whole(effective.get("accumulation")),
+                    dtype=effective.get("dtype") or "unknown",
                 )
             )
     return tuple(dict.fromkeys(found))
@@ -232,17 +232,16 @@ def _of_workload(profile: Profile, base: Profile) -> list[str]:
 
 def _loosened(profile: Profile, base: Profile) -> list[str]:
     known = registry.known_limits(base.phases)
-
-    def is_looser(name: str, before: LimitValue, after: LimitValue) -> bool:
-        lower = after.value < before.value if known[name].floor else after.value > before.value
-        return before.gated and (lower or not after.gated)
-
-    return [
-        name
-        for name, before in base.limits.items()
-        if name in known and name in profile.limits
-        if is_looser(name, before, profile.limits[name])
-    ]
+    found = []
+    for name, before in base.limits.items():
+        after, spec = profile.limits.get(name), known.get(name)
+        if after is None or spec is None or not before.gated:
+            continue
+        higher = spec.floor
+        lower = after.value < before.value if higher else after.value > before.value
+        if lower or not after.gated:
+            found.append(name)
+    return found
 
 
 def _machine(environment: Mapping[str, str], ran: Sequence[Ran]) -> str:
@@ -271,3 +270,7 @@ def _workloads(ran: Iterable[Ran]) -> list[str]:
         for (model, dtype), batches in found.items()
     ]
     return [" and ".join(texts)] if texts else []
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) and value >= 0 else 0

@@ -21,7 +21,7 @@ from runbook.folder.launch.kernel_lines import (
     describe,
     is_hardware_fault,
 )
-from runbook.launch.command import Command, build_environment
+from runbook.launch.command import Command
 from runbook.launch.end import (
     TAIL_LINES,
     classify_plain,
@@ -32,6 +32,7 @@ from runbook.launch.end import (
 )
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.incident import bundle, stopped_at
+from runbook.launch.inputs import build_environment
 from runbook.launch.launcher_api import Aftermath, Running, Start
 from runbook.launch.supervision import LaunchOptions, Supervision
 from runbook.launch.watch import RankWatch

@@ -21,7 +21,7 @@ import yaml
 from runbook.errors import UsageError
 from runbook.folder.facts import REDACTED
 from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.command import build_environment
+from runbook.launch.inputs import build_environment
 from runbook.launch.observer import Observer
 from runbook.process.reaper import (
     TOKEN_VARIABLE,

@@ -60,6 +60,30 @@ class Needs:
     has: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class _Documents:
+    """What a launch reads, as the loader's own command is asked for it."""
+
+    dataset: str
+    tokenizer: str
+    tokenizer_file: str
+    local_path: str
+
+    @property
+    def modules(self) -> list[str]:
+        found = ["datasets"] if self.dataset == _OF_THE_HUB else []
+        return [*found, "tiktoken"] if self.tokenizer == "gpt2" else found
+
+    def words(self) -> list[str]:
+        words = ["--dataset", self.dataset, "--tokenizer", self.tokenizer]
+        words += ["--tokenizer-file", self.tokenizer_file] if self.tokenizer_file else []
+        words += ["--local-path", self.local_path] if self.local_path else []
+        return [*words, "--batches", "1", "--timeout", f"{_BATCH_S:g}"]
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (f"dataset {self.dataset}", self.local_path)))
+
+
 def needs_of(setup: Setup) -> Needs:
     """What the planned launches of our trainer need and have, and lack; reads a batch of documents.
 
@@ -67,19 +91,19 @@ def needs_of(setup: Setup) -> Needs:
     """
     launches = [launch for launch in setup.planned if launch.kind == "trainer"]
     configs = [(launch, config) for launch in launches if (config := config_of(setup, launch))]
-    phases: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    phases: dict[_Documents, dict[str, None]] = {}
     for launch, config in configs:
-        dataset, data = option(launch.argv, DATASET_FLAG) or config.data.dataset, config.data
+        dataset = option(launch.argv, DATASET_FLAG) or config.data.dataset
         if dataset in _READ:
-            key = (dataset, str(data.tokenizer), data.tokenizer_file, data.local_path)
-            phases.setdefault(key, {})[launch.phase] = None
+            data = config.data
+            read = _Documents(dataset, data.tokenizer, data.tokenizer_file, data.local_path)
+            phases.setdefault(read, {})[launch.phase] = None
     lacks: list[str] = []
     has: list[str] = []
-    for read, names in phases.items():
-        documents = " ".join(filter(None, (f"dataset {read[0]}", read[3])))
-        missing = list(_problems(documents, *read))
+    for documents, names in phases.items():
+        missing = list(_problems(documents))
         lacks += [f"{text} (planned in {', '.join(names)})" for text in missing]
-        has += [] if missing else [f"{documents} was read, tokenizer {read[1]}"]
+        has += [] if missing else [f"{documents} was read, tokenizer {documents.tokenizer}"]
     room = _room(Path(setup.options.out), configs)
     return Needs(lacks=(*lacks, *room.lacks), has=(*without_board(setup.profile), *has, *room.has))
 
@@ -92,28 +116,18 @@ def without_board(profile: Profile) -> list[str]:
     return [f"{', '.join(names)} {source}"]
 
 
-def _problems(
-    documents: str, dataset: str, tokenizer: str, tokenizer_file: str, local_path: str
-) -> Iterator[str]:
-    """Why they cannot be read here, in words; nothing if a batch of them could.
-
-    Asked of the loader's own command, with what a launch reads.
-    """
-    of_hub = dataset == _OF_THE_HUB
-    needed = {"datasets": of_hub, "tiktoken": tokenizer == "gpt2"}
-    missing = [module for module, is_read in needed.items() if is_read and not is_installed(module)]
+def _problems(documents: _Documents) -> Iterator[str]:
+    """Why they cannot be read here, in words; nothing if a batch of them could."""
+    missing = [module for module in documents.modules if not is_installed(module)]
     for module in missing:
         yield f"{documents}: {absent(module)}"
-    problem = _hub_problem() if of_hub else ""
+    problem = _hub_problem() if documents.dataset == _OF_THE_HUB else ""
     if problem:
         yield problem
     if missing or problem:
         return
-    words = ["--dataset", dataset, "--tokenizer", tokenizer]
-    words += ["--tokenizer-file", tokenizer_file] if tokenizer_file else []
-    words += ["--local-path", local_path] if local_path else []
-    words += ["--batches", "1", "--timeout", f"{_BATCH_S:g}"]
-    read = run_tool([sys.executable, "-P", "-m", "nsa.data.smoke", *words], timeout_s=_READING_S)
+    command = [sys.executable, "-P", "-m", "nsa.data.smoke", *documents.words()]
+    read = run_tool(command, timeout_s=_READING_S)
     if not read.ok:
         lines = read.stderr.strip().splitlines()
         yield f"{documents} cannot be read: {lines[-1] if lines else read.problem}"
