@@ -25,7 +25,7 @@ from runbook.records.evidence import LaunchEvidence, SetAside
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:
-    from runbook.config.profile import Profile
+    from runbook.config import Profile
 
 _RUN, _RESUMED = "run", "resumed"
 _ALWAYS = ("completed", "as_planned")

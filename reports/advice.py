@@ -14,8 +14,8 @@ from functools import cached_property
 
 from pydantic import ValidationError
 
+from runbook.config import Profile
 from runbook.config.precedence import SHELL, Given, given
-from runbook.config.profile import Profile
 from runbook.engine.scope import profile_of, shipped_like
 from runbook.records import Check, Kind, LaunchEntry, LaunchStatus, RunRecord
 from runbook.records.outcome import STEP

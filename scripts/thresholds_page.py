@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nsa.contract import Ceiling
-from runbook.config import registry
-from runbook.config.limits import Limit
+from runbook.config import Limit, Profile, registry
 from runbook.config.load import limits_of, load_profile, profile_names
-from runbook.config.profile import Profile
 
 _BASE = "a100x2_pcie4"
 

@@ -13,8 +13,13 @@ from importlib.resources import files
 from typing import Any
 
 from nsa.strict_yaml import load_strict
-from runbook.config.limits import IDLE_MFU, FixedRule, LimitSpec, LimitUse  # noqa: F401
-from runbook.config.profile import MOST_OF_PEAK  # noqa: F401 - fixed.yaml tells both
+from runbook.config import (  # noqa: F401
+    IDLE_MFU,
+    MOST_OF_PEAK,
+    FixedRule,
+    LimitSpec,
+    LimitUse,
+)
 from runbook.records import Comparator
 
 

@@ -24,7 +24,7 @@ from phases.kit.finding import (
     whole,
 )
 from phases.kit.measure import in_file
-from runbook.config.limits import Limit
+from runbook.config import Limit
 from runbook.config.phase import PlanContext
 from runbook.records import LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import (
@@ -37,8 +37,7 @@ from runbook.records.evidence import (
 )
 
 if TYPE_CHECKING:
-    from runbook.config.limits import LimitSpec
-    from runbook.config.profile import Profile
+    from runbook.config import LimitSpec, Profile
 
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, gather, optional
 from phases.kit.measure import effective_rate, last50
-from runbook.config.limits import Limit
+from runbook.config import Limit
 from runbook.records import Mark, Series, Window, thin_points
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nsa.contract import HEARTBEATS
 from phases.kit import table
-from runbook.config.limits import Limit
+from runbook.config import Limit
 from runbook.records import Confidence, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.text import listed

@@ -16,7 +16,7 @@ from runbook.stats.throughput import StatisticsError, effective, last_window
 if TYPE_CHECKING:
     import pandas as pd
 
-    from runbook.config.limits import Limit
+    from runbook.config import Limit
 
 
 def in_file(

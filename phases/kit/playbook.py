@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from phases.kit import table
-from runbook.config.profile import Profile
+from runbook.config import Profile
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.outcome import STEP

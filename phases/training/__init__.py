@@ -29,7 +29,7 @@ from phases.training.as_planned import as_planned, effect_problem, slow_way, tog
 from phases.training.balance import as_written, balanced, learned_from
 from phases.training.own import norms_not_finite, own_ranks
 from phases.training.plausible import alike, check_plausible, mfu_of
-from runbook.config.limits import IDLE_MFU
+from runbook.config import IDLE_MFU
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import TrainingLog
 

@@ -15,7 +15,7 @@ from runbook.errors import UsageError, did_you_mean
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from runbook.config.profile import Profile
+    from runbook.config import Profile
 
 
 @command("list the phases, the question of each, and whose results it uses")
@@ -231,7 +231,7 @@ def schema(args: argparse.Namespace, console: Console) -> int:
       runbook schema events
       runbook schema profile
     """
-    from runbook.config.profile import Profile
+    from runbook.config import Profile
     from runbook.records import RunRecord
     from runbook.records.events import events_schema
 

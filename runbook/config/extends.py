@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from nsa.strict_yaml import load_strict
 from nsa.toggles import TOGGLES
-from runbook.config.profile import Sourced
+from runbook.config import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean, meant, shown
 from runbook.files import data_path, read_given, shipped_names

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from runbook.config import registry
+from runbook.config import Limit, Profile, limit_problems, registry
 from runbook.config.extends import (
     SHOWN_GPUS,
     gpus_by_name,
@@ -28,8 +28,6 @@ from runbook.config.extends import (
     whole_document,
     with_preset,
 )
-from runbook.config.limits import Limit, limit_problems
-from runbook.config.profile import Profile
 from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean
 from runbook.files import data_path, shipped_names

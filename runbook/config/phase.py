@@ -13,8 +13,7 @@ from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.records.run import Asked, Invocation
 
 if TYPE_CHECKING:
-    from runbook.config.limits import FixedRule, LimitSpec
-    from runbook.config.profile import Profile, Stage
+    from runbook.config import FixedRule, LimitSpec, Profile, Stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,12 +16,10 @@ from pydantic import Field
 from nsa.settings import DataSection
 from nsa.toggles import meaning
 from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
-from runbook.config import registry
+from runbook.config import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage, registry
 from runbook.config.extends import merged, validated, whole_document
-from runbook.config.limits import LimitValue
 from runbook.config.load import load_profile_document
 from runbook.config.phase import Made
-from runbook.config.profile import PhaseSettings, PlanNote, Profile, Sourced, Stage
 from runbook.config.settings import Scalar
 from runbook.errors import UsageError, choice_for
 from runbook.files import data_path
@@ -49,7 +47,7 @@ class PlannedPhase(Record):
     """One phase of a plan: an installed one (without `kind`), or one that the plan makes.
 
     An installed phase has its settings from the profile. The other fields are those of
-    `runbook.config.profile.Stage` and `PhaseSettings`.
+    `runbook.config.Stage` and `PhaseSettings`.
     """
 
     kind: str = ""

@@ -30,8 +30,8 @@ from runbook.errors import UsageError, not_one_line
 from runbook.files import data_path
 
 if TYPE_CHECKING:
+    from runbook.config import Profile
     from runbook.config.extends import Preset
-    from runbook.config.profile import Profile
     from runbook.records.own_trainer import OwnTrainer
 
 TYPED = "--set"

@@ -20,8 +20,7 @@ from runbook.errors import RunbookError, UsageError, choice_for
 from runbook.records.run import Report
 
 if TYPE_CHECKING:
-    from runbook.config.limits import LimitSpec
-    from runbook.config.profile import PhaseSettings, Profile, Stage
+    from runbook.config import LimitSpec, PhaseSettings, Profile, Stage
 
 PHASE_GROUP = "runbook.phases"
 REPORT_GROUP = "runbook.reports"

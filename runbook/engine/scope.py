@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from nsa.toggles import meaning
-from runbook.config import registry
+from runbook.config import Profile, registry
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.plan import load_plan, needing_go, with_plan
-from runbook.config.profile import Profile
 from runbook.config.settings import Settings, parse_settings, word
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence

@@ -30,7 +30,7 @@ from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
 
 if TYPE_CHECKING:
-    from runbook.config.profile import Profile
+    from runbook.config import Profile
 
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (

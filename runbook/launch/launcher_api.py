@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runbook import DEFAULT_QUEUE_S, FILE_AFTER
-from runbook.config.profile import Profile
+from runbook.config import Profile
 from runbook.config.registry import installed, names
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError, choice_for

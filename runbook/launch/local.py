@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from runbook import DEFAULT_LAUNCHER
-from runbook.config.profile import Profile
+from runbook.config import Profile
 from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.config import registry
+from runbook.config import Profile, registry
 from runbook.config.extends import merged
 from runbook.config.load import load_profile, load_profile_document
-from runbook.config.profile import Profile
 from runbook.errors import UsageError
 from runbook.files import page
 from runbook.folder import CONSOLE_LOG

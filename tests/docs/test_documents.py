@@ -16,9 +16,9 @@ from nsa.toggles import TOGGLES, meaning
 from nsa.torch_env import plan
 from phases.kit.playbook import playbook
 from runbook.cli import main
+from runbook.config import Profile
 from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
-from runbook.config.profile import Profile
 from runbook.config.registry import known_checks
 from runbook.tools.triage_steps import STEPS
 from tests.cli.shell import inside

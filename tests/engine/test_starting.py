@@ -16,8 +16,8 @@ import pytest
 
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
 from nsa.contract.digests import identity_of, sha256_of
+from runbook.config import PlanNote
 from runbook.config.phase import PlanContext
-from runbook.config.profile import PlanNote
 from runbook.config.setup import Setup
 from runbook.engine.derive import render
 from runbook.engine.resuming import resume_run

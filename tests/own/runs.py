@@ -9,10 +9,9 @@ from typing import Any
 
 import yaml
 
-from runbook.config import registry
+from runbook.config import Profile, registry
 from runbook.config.load import load_profile
 from runbook.config.phase import PlanContext
-from runbook.config.profile import Profile
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer

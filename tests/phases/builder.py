@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from runbook.config import registry
+from runbook.config import Profile, registry
 from runbook.config.load import load_profile
 from runbook.config.phase import Judgement, PlanContext
-from runbook.config.profile import Profile
 from runbook.folder.facts import device_facts, env_facts
 from runbook.records import Check, Launch
 from runbook.records.evidence import AcceptedRun, AcceptedRuns, Fact, LaunchEvidence, PhaseEvidence

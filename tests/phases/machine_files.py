@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from nsa.contract import Ceiling
-from runbook.config.profile import Profile
+from runbook.config import Profile
 from runbook.files import utc_text
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.records import Launch

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from nsa import contract
-from runbook.config.profile import Profile
+from runbook.config import Profile
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, RankExit, Stopped
 from runbook.records.evidence import JUnitCase, JUnitReport, LaunchEvidence, TrainingLog
 from tests.factory.files import write_beats

@@ -16,8 +16,8 @@ from typing import Any
 from nsa import contract
 from nsa.contract import ENV_JSON, NSAError, sha256_of
 from nsa.settings import load_config
+from runbook.config import PhaseSettings, Profile
 from runbook.config.plan import FREE_KEYS
-from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.settings import Settings
 from runbook.engine.intact import journal_problems, of_the_machine
 from runbook.errors import RunbookError, UsageError

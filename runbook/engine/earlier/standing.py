@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import NSAError
 from nsa.settings import load_config
+from runbook.config import PhaseSettings, Profile
 from runbook.config.extends import is_file
 from runbook.config.plan import load_plan, needing_go, with_plan, without_board
 from runbook.config.precedence import words
-from runbook.config.profile import PhaseSettings, Profile
 from runbook.config.settings import Settings
 from runbook.engine import earlier
 from runbook.engine.verify import verify_run

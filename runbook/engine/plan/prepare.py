@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from nsa.settings import VOCAB_SIZES, TrainerConfig
 from runbook import BOARD_TOGGLE, DEFAULT_PLAN, PROTOCOLS, absent, is_installed
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
+from runbook.config import PhaseSettings
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
 from runbook.config.phase import Phase
 from runbook.config.plan import load_plan, phases_without_board
 from runbook.config.precedence import gathered, with_config, words
-from runbook.config.profile import PhaseSettings
 from runbook.config.registry import select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
@@ -42,7 +42,7 @@ from runbook.records import Launch
 from runbook.records.launch import DATASET_FLAG, option
 
 if TYPE_CHECKING:
-    from runbook.config.profile import Profile
+    from runbook.config import Profile
     from runbook.config.setup import Setup
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa.contract import TRAINING_CSV
-from runbook.config.profile import Profile
+from runbook.config import Profile
 from runbook.engine.earlier import ground_of
 from runbook.errors import RunbookError
 from runbook.folder.launch.evidence import read_training_csv

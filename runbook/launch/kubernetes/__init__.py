@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from runbook import FILE_AFTER
-from runbook.config.profile import Profile
+from runbook.config import Profile
 from runbook.config.settings import is_passed_on
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError

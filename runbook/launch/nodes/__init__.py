@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from runbook.config.profile import Profile
+from runbook.config import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
 from runbook.folder import CONSOLE_LOG

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from pydantic import Field
 
-from runbook.config.limits import IDLE_MFU
+from runbook.config import IDLE_MFU
 from runbook.files import shipped_data
 from runbook.records.measurement import Record
 from runbook.records.outcome import Outcome, Verdict

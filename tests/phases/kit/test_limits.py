@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from runbook.config import registry
-from runbook.config.limits import Limit, LimitSpec, LimitUse
+from runbook.config import Limit, LimitSpec, LimitUse, registry
 from runbook.config.load import load_profile_document
 from runbook.config.phase import PlanContext
 from runbook.records import Check, Comparator, Outcome
