@@ -18,7 +18,7 @@ from phases.machine.samples import balance, headroom, utilisation
 from phases.training import require_sound, toggles_row, training_rows
 from phases.training.as_planned import effect_problem
 from phases.training.plausible import alike
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Launch, Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns

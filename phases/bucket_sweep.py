@@ -16,7 +16,7 @@ from phases.kit.finding import Finding, invalid, passed
 from phases.kit.measure import derived, rank_value
 from phases.kit.rows import Row
 from phases.training import training_rows
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import Measurement, Reason
 from runbook.stats.arms import best_arm_sequential
 from runbook.stats.decision import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, Decided, Decision, FloatArray

@@ -12,7 +12,7 @@ from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training import training_rows
 from phases.training.as_planned import data_problems
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import Launch, Reason
 
 _SMOKE, _TRAIN = "loader", "train"

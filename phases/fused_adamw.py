@@ -17,8 +17,8 @@ from phases.kit.finding import Finding, ending, incomplete, invalid, passed, war
 from phases.kit.measure import log_value, rank_value
 from phases.kit.rows import Row
 from phases.training import training_rows
-from runbook.config.phase import PlanContext
 from runbook.config.precedence import SAFE_MODE
+from runbook.config.registry import PlanContext
 from runbook.records import Measurement, Outcome, Reason
 from runbook.stats.arms import non_inferiority, t_quantile
 from runbook.stats.decision import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision, FloatArray

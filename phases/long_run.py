@@ -22,7 +22,7 @@ from phases.training.own import own_learns, own_memory_limit, own_plateau
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
 from phases.training.stability import gates, no_halt, selection, steadiness
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Mark, Outcome, Reason, Series, Stop
 
 _LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"

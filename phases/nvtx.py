@@ -13,7 +13,7 @@ from phases.kit.finding import Finding, failed, invalid, missing, passed
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training import toggles_row, training_rows
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason, Table
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.launch import PROFILE_FLAG

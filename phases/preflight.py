@@ -16,7 +16,7 @@ from phases.kit.playbook import playbook
 from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings, devices
 from phases.machine.nodes import bisection_rows, group_launches, next_launch, node_rows
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
 from runbook.records.evidence import JUnitCase, PhaseEvidence
 

@@ -18,7 +18,7 @@ from phases.kit.measure import decided, estimated
 from phases.kit.rows import Row, RowPhase, contract_only, ends, first_problem
 from phases.training import require_sound, training_rows
 from phases.training.plausible import alike
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence
 from runbook.stats.arms import regression

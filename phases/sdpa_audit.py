@@ -16,8 +16,8 @@ from phases.kit.measure import file_value
 from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training import toggles_row, training_rows
 from phases.training.as_planned import effect_problem
-from runbook.config.phase import Judgement, PlanContext
 from runbook.config.precedence import SAFE_MODE
+from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
 
 _DEFAULT, _FLASH, _NO_FLASH = "default", "flash_only", "no_flash"

@@ -19,7 +19,7 @@ from phases.machine.ceilings import require_ranks
 from phases.training import require_sound, toggles_row, training_rows
 from phases.training.plausible import alike, differences
 from runbook.accounts.data import union_of_data
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason
 from runbook.stats.decision import SCALING_PLAN, Decision
 from runbook.stats.launches import scaling

@@ -19,7 +19,7 @@ from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
 from phases.training import memory, stability, toggles_row, training_rows
 from phases.training.resuming import checkpoint_time, resumed, storage
-from runbook.config.phase import Judgement, Made, PlanContext
+from runbook.config.registry import Judgement, Made, PlanContext
 from runbook.records import Launch, Reason
 from runbook.records.evidence import LaunchEvidence, SetAside
 from runbook.records.measurement import duration_text

@@ -11,7 +11,7 @@ from phases.kit.finding import Finding, skipped
 from phases.kit.measure import derived
 from phases.kit.rows import Row, RowPhase, contract_only
 from runbook.config import Limit, LimitSpec
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import Comparator, Launch, Outcome, Reason
 from runbook.records.evidence import JUnitCase
 

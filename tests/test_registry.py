@@ -16,7 +16,7 @@ HOME = Path(package.__file__).resolve().parent.parent
 OF_A_RUN = [name for name, phase in registry.phases().items() if not phase.optional]
 
 PHASE = """\
-    from runbook.config.phase import Judgement, Phase
+    from runbook.config.registry import Judgement, Phase
 
 
     class Warp(Phase):

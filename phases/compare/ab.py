@@ -18,7 +18,7 @@ from phases.kit.rows import Row, RowPhase, contract_only
 from phases.training import require_sound, toggles_row
 from phases.training.as_planned import effect_problem
 from phases.training.plausible import alike
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason
 from runbook.records.evidence import TrainingLog
 from runbook.stats.arms import best_arm_sequential, complete_rounds

@@ -25,7 +25,7 @@ from phases.kit.finding import (
 )
 from phases.kit.measure import in_file
 from runbook.config import Limit
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import (
     Fact,

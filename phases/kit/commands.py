@@ -7,7 +7,7 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import ArmSchedule, Launch
 from runbook.records.launch import DATASET_FLAG, torchrun
 from runbook.records.own_trainer import for_own

@@ -12,7 +12,7 @@ from phases.kit import table
 from phases.kit.case import Case
 from phases.kit.finding import Finding, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Situation, first_of, remedy_for, situation_of
-from runbook.config.phase import Judgement, Phase, PlanContext
+from runbook.config.registry import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
 from runbook.records import Check, Launch, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence

@@ -18,7 +18,7 @@ from phases.kit.commands import ceilings_launch
 from phases.kit.finding import Finding, inconclusive, invalid, missing, passed, skipped, warned
 from phases.kit.rows import Row, RowsOf
 from phases.machine.ceilings import LAUNCH, as_measurement, measured
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import Confidence, Launch, Measurement, Reason
 from runbook.records.evidence import Fact, LaunchEvidence
 from runbook.records.run import NODE_NAMES

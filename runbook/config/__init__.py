@@ -2,7 +2,8 @@
 
 Presets, plans and settings given with `--set` go into it. A phase declares a limit in code, which
 owns name, unit, comparator and meaning; the profile owns value, source and whether it decides on
-that machine. Nothing else compares a number with a limit."""
+that machine. Nothing else compares a number with a limit.
+"""
 
 from __future__ import annotations
 

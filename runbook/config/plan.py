@@ -19,7 +19,7 @@ from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage, registry
 from runbook.config.extends import merged, validated, whole_document
 from runbook.config.load import load_profile_document
-from runbook.config.phase import Made
+from runbook.config.registry import Made
 from runbook.config.settings import Scalar
 from runbook.errors import UsageError, choice_for
 from runbook.files import data_path

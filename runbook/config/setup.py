@@ -19,9 +19,8 @@ from runbook import FILE_AFTER
 from runbook.config import Profile
 from runbook.config.extends import is_file, read_mapping, validated
 from runbook.config.load import load_profile_document
-from runbook.config.phase import Phase, PlanContext
 from runbook.config.precedence import with_config, words
-from runbook.config.registry import select
+from runbook.config.registry import Phase, PlanContext, select
 from runbook.config.settings import Settings, parse_settings
 from runbook.errors import UsageError
 from runbook.files import data_path

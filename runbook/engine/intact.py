@@ -15,8 +15,7 @@ from typing import Any
 from nsa.contract import ENV_JSON, sha256_of
 from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
-from runbook.config.phase import Phase
-from runbook.config.registry import report_files
+from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
 from runbook.engine.judge import is_as_planned, what_it_reads

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runbook.config.phase import Judgement, Phase, PlanContext
+from runbook.config.registry import Judgement, Phase, PlanContext
 from runbook.engine.scope import what_ran
 from runbook.folder.facts import read_accepted
 from runbook.folder.launch.evidence import read_launch

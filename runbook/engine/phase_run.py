@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from nsa.contract import LATEST_LINK, link_latest
-from runbook.config.phase import Judgement, Phase
+from runbook.config.registry import Judgement, Phase
 from runbook.config.setup import Setup
 from runbook.engine.earlier import keep_accepted
 from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, what_it_reads

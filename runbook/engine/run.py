@@ -14,8 +14,7 @@ from pathlib import Path
 from runbook import __version__
 from runbook.checkout import how_to_call
 from runbook.config import registry
-from runbook.config.phase import Phase
-from runbook.config.registry import report_files
+from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup
 from runbook.engine.derive import NOT_WRITTEN, derive_record, refused, so_far, write_reports
 from runbook.engine.intact import was_judged

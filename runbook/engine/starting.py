@@ -18,9 +18,8 @@ from pathlib import Path
 
 from nsa.contract import HEARTBEATS, checkpoint_step
 from nsa.contract.digests import damage, identity_of
-from runbook.config.phase import Phase
 from runbook.config.plan import needing_go
-from runbook.config.registry import report_files, select
+from runbook.config.registry import Phase, report_files, select
 from runbook.config.setup import Setup
 from runbook.errors import RunbookError, UsageError
 from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE

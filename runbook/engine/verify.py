@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsa.contract import sha256_of
 from runbook.config import registry
-from runbook.config.phase import Phase
-from runbook.config.registry import report_files
+from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup, setup_of_record
 from runbook.engine import intact
 from runbook.engine.derive import assemble, render

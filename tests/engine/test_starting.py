@@ -17,7 +17,7 @@ import pytest
 from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
 from nsa.contract.digests import identity_of, sha256_of
 from runbook.config import PlanNote
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.config.setup import Setup
 from runbook.engine.derive import render
 from runbook.engine.resuming import resume_run

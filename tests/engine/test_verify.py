@@ -14,8 +14,7 @@ import pytest
 
 from nsa.contract import sha256_of
 from runbook.config.load import load_profile
-from runbook.config.phase import Judgement, PlanContext
-from runbook.config.registry import report_files
+from runbook.config.registry import Judgement, PlanContext, report_files
 from runbook.engine.derive import derive_record, write_reports
 from runbook.engine.intact import profile_problems
 from runbook.engine.verify import compare_phases

@@ -11,7 +11,7 @@ from typing import Any
 
 from runbook.config import Profile
 from runbook.config.load import load_profile
-from runbook.config.phase import Judgement, Phase, PlanContext
+from runbook.config.registry import Judgement, Phase, PlanContext
 from runbook.config.settings import Settings
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine.resuming import resume_run

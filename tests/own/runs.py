@@ -11,7 +11,7 @@ import yaml
 
 from runbook.config import Profile, registry
 from runbook.config.load import load_profile
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, run_launch
 from runbook.launch.observer import Observer

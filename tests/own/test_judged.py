@@ -15,7 +15,7 @@ import pytest
 
 from runbook.config import registry
 from runbook.config.load import load_profile
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 from tests.factory.tables import rows, table

@@ -10,7 +10,7 @@ import pytest
 
 from phases.kit.finding import Finding
 from phases.kit.playbook import Situation
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Check
 from tests.phases import builder, spoil
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from runbook.config import Profile, registry
 from runbook.config.load import load_profile
-from runbook.config.phase import Judgement, PlanContext
+from runbook.config.registry import Judgement, PlanContext
 from runbook.folder.facts import device_facts, env_facts
 from runbook.records import Check, Launch
 from runbook.records.evidence import AcceptedRun, AcceptedRuns, Fact, LaunchEvidence, PhaseEvidence

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runbook.config.phase import Judgement
+from runbook.config.registry import Judgement
 from runbook.records import Outcome, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from tests.phases import answers, builder, spoil, traces

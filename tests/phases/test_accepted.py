@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from phases.regression import Regression
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import Check, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 from runbook.stats.decision import REGRESSION_PLAN

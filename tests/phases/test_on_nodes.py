@@ -12,7 +12,7 @@ import pytest
 
 from nsa.contract import Ceiling
 from phases.machine.nodes import node_rows, search
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import Check, Confidence, LaunchStatus, RankExit
 from runbook.records.evidence import Fact, PhaseEvidence
 from tests.factory.tables import table

@@ -18,8 +18,8 @@ from phases.kit.finding import Finding
 from phases.stage import time_of
 from runbook.config import Profile, registry
 from runbook.config.load import load_profile
-from runbook.config.phase import PlanContext
 from runbook.config.plan import load_plan, with_plan
+from runbook.config.registry import PlanContext
 from runbook.records import (
     Begun,
     Check,

@@ -25,7 +25,7 @@ from runbook.records.run import Screen
 from runbook.text import how_many
 
 if TYPE_CHECKING:
-    from runbook.config.phase import Phase
+    from runbook.config.registry import Phase
     from runbook.config.setup import Setup
     from runbook.records import Launch
 

@@ -28,8 +28,8 @@ from nsa.toggles import (
     with_safe_mode,
 )
 from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
-from runbook.config.phase import Phase
 from runbook.config.precedence import PRESET, SHELL, TYPED
+from runbook.config.registry import Phase
 from runbook.config.settings import Scalar, torch_variable_problems, word
 from runbook.errors import RunbookError
 from runbook.launch.command import resolve_config

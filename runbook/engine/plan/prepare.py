@@ -23,10 +23,9 @@ from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, paramete
 from runbook.config import PhaseSettings
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
-from runbook.config.phase import Phase
 from runbook.config.plan import load_plan, phases_without_board
 from runbook.config.precedence import gathered, with_config, words
-from runbook.config.registry import select
+from runbook.config.registry import Phase, select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
 from runbook.engine.earlier.standing import asked_for, planned_profile

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Outcome
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence

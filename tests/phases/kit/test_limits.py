@@ -14,7 +14,7 @@ import pytest
 
 from runbook.config import Limit, LimitSpec, LimitUse, registry
 from runbook.config.load import load_profile_document
-from runbook.config.phase import PlanContext
+from runbook.config.registry import PlanContext
 from runbook.records import Check, Comparator, Outcome
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from tests.phases import builder, spoil
