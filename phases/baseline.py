@@ -22,7 +22,7 @@ from runbook.config.registry import Judgement, PlanContext
 from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Launch, Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
-from runbook.stats.decision import Decision
+from runbook.stats import Decision
 from runbook.stats.launches import LEVEL_RUNS, below_level, loss_shown
 from runbook.text import listed
 

@@ -18,8 +18,8 @@ from phases.kit.rows import Row
 from phases.training import training_rows
 from runbook.config.registry import PlanContext
 from runbook.records import Measurement, Reason
+from runbook.stats import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, Decided, Decision, FloatArray
 from runbook.stats.arms import best_arm_sequential
-from runbook.stats.decision import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, Decided, Decision, FloatArray
 
 if TYPE_CHECKING:
     import pandas as pd

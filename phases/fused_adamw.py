@@ -20,8 +20,8 @@ from phases.training import training_rows
 from runbook.config.precedence import SAFE_MODE
 from runbook.config.registry import PlanContext
 from runbook.records import Measurement, Outcome, Reason
+from runbook.stats import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision, FloatArray
 from runbook.stats.arms import non_inferiority, t_quantile
-from runbook.stats.decision import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision, FloatArray
 from runbook.stats.throughput import measured_rows
 
 if TYPE_CHECKING:

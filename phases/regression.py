@@ -21,8 +21,8 @@ from phases.training.plausible import alike
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason, Table
 from runbook.records.evidence import PhaseEvidence
+from runbook.stats import REGRESSION_PLAN, Decision, balanced_rounds
 from runbook.stats.arms import regression
-from runbook.stats.decision import REGRESSION_PLAN, Decision, balanced_rounds
 from runbook.stats.throughput import StatisticsError, per_cpu_second, typical
 
 _REFERENCE, _HEAD = "reference", "head"

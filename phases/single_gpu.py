@@ -21,7 +21,7 @@ from phases.training.plausible import alike, differences
 from runbook.accounts.data import union_of_data
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason
-from runbook.stats.decision import SCALING_PLAN, Decision
+from runbook.stats import SCALING_PLAN, Decision
 from runbook.stats.launches import scaling
 
 # What may differ between N ranks and one at one global batch: also how it is spread.

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.decisions.catalog import Cell, Result, all_cells
 from benchmarks.program import markdown_table, put_between
-from runbook.stats.decision import PLANS, InterimPlan, Plan, TwoStagePlan
+from runbook.stats import PLANS, InterimPlan, Plan, TwoStagePlan
 
 CHUNK = 500
 SHOWN = ("right", "wrong", "TIE", "KEEP", "DROP", "PASS", "FAIL", "INVALID", "INCONCLUSIVE")

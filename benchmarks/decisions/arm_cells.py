@@ -38,8 +38,7 @@ from benchmarks.decisions.noise import (
 )
 from nsa.tests.test_performance_guards import lower_bound
 from runbook.config.load import load_profile
-from runbook.stats.arms import judge_rounds_so_far, non_inferiority
-from runbook.stats.decision import (
+from runbook.stats import (
     AA_PLAN,
     BUCKET_LAUNCHES_PLAN,
     BUCKET_PLAN,
@@ -50,6 +49,7 @@ from runbook.stats.decision import (
     Decision,
     InterimPlan,
 )
+from runbook.stats.arms import judge_rounds_so_far, non_inferiority
 
 ARMS = ("25", "50", "100")
 # The noisy machine with steps so erratic that 600 steps allow a standard error of 1.1 %.

@@ -32,8 +32,8 @@ from benchmarks.decisions.noise import (
     rates,
 )
 from runbook.config.load import load_profile
+from runbook.stats import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN, Decided
 from runbook.stats.arms import regression
-from runbook.stats.decision import REGRESSION_PLAN, SCALING_PLAN, TARGET_PLAN, Decided
 from runbook.stats.launches import (
     LEVEL_RUNS,
     LEVEL_WINDOW,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.decisions.noise import FloatArray, Noise
-from runbook.stats.decision import Decided, Decision, Plan
+from runbook.stats import Decided, Decision, Plan
 
 BLOCK_STEPS, BLOCK_WARMUP = 20, 3
 LAUNCH_STEPS, LAUNCH_WARMUP = 50, 3

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.signal import lfilter
 
-from runbook.stats.decision import balanced_rounds
+from runbook.stats import balanced_rounds
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -21,8 +21,8 @@ from phases.training.plausible import alike
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason
 from runbook.records.evidence import TrainingLog
+from runbook.stats import AA_PLAN, Decided, Decision, FloatArray
 from runbook.stats.arms import best_arm_sequential, complete_rounds
-from runbook.stats.decision import AA_PLAN, Decided, Decision, FloatArray
 from runbook.stats.throughput import block_step_times, block_throughputs
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from runbook.config.registry import PlanContext
 from runbook.records import ArmSchedule, Launch
 from runbook.records.launch import DATASET_FLAG, torchrun
 from runbook.records.own_trainer import for_own
-from runbook.stats.decision import balanced_rounds
+from runbook.stats import balanced_rounds
 
 # The harness reads its numbers from training.csv, so it is never switched off in a phase.
 _CSV_OFF = "NSA_DISABLE_CSV_LOGS"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from phases.kit.finding import Finding, failed, inconclusive, invalid, passed, skipped
 from runbook.records import Measurement, Outcome, Reason, Window
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
-from runbook.stats.decision import Decision
+from runbook.stats import Decision
 from runbook.stats.throughput import StatisticsError, effective, last_window
 
 if TYPE_CHECKING:

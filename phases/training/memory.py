@@ -17,7 +17,7 @@ from runbook.folder import RESOURCES_CSV
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
-from runbook.stats.decision import Decision
+from runbook.stats import Decision
 from runbook.stats.series import memory_plateau as projected
 
 if TYPE_CHECKING:

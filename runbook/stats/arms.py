@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runbook.errors import UsageError
-from runbook.stats.decision import (
+from runbook.stats import (
     BUCKET_PLAN,
     REGRESSION_PLAN,
     Decided,

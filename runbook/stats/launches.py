@@ -14,8 +14,7 @@ import numpy as np
 
 from runbook.errors import UsageError
 from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.stats.arms import log_bounds, mean_and_error, t_quantile
-from runbook.stats.decision import (
+from runbook.stats import (
     SCALING_PLAN,
     TARGET_PLAN,
     Decided,
@@ -29,6 +28,7 @@ from runbook.stats.decision import (
     positive,
     too_few,
 )
+from runbook.stats.arms import log_bounds, mean_and_error, t_quantile
 
 MIN_LAUNCHES = 3
 # Three times the worst launch-to-launch noise met (5 %): beyond it even one launch is enough.

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from runbook.errors import UsageError
+from runbook.stats import MAD_TO_SIGMA, Decided, Decision, FloatArray, between, positive, too_few
 from runbook.stats.arms import t_quantile, t_upper_tail
-from runbook.stats.decision import Decided, Decision, FloatArray, between, positive, too_few
-from runbook.stats.throughput import MAD_TO_SIGMA, warmup_cut
+from runbook.stats.throughput import warmup_cut
 
 # One-sided, of each bound of a slope: a 90 % interval.
 ERROR = 0.05

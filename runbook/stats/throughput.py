@@ -15,6 +15,7 @@ import numpy.typing as npt
 from runbook.records import Measurement, Window
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND, Source
+from runbook.stats import MAD_TO_SIGMA
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 # Steps whose median must be usual where warm-up ends: a single quick step ends nothing.
 _RUN = 5
 _FEWEST_STEPS = 4
-MAD_TO_SIGMA = 1.4826
 
 
 def warmup_cut(dt_s: npt.NDArray[np.float64]) -> int:

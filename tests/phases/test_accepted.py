@@ -11,7 +11,7 @@ from phases.regression import Regression
 from runbook.config.registry import PlanContext
 from runbook.records import Check, LaunchStatus, Outcome, Reason, Verdict, judge_run
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.stats.decision import REGRESSION_PLAN
+from runbook.stats import REGRESSION_PLAN
 from tests.phases import builder, spoil, trainer
 from tests.phases.answers import WHERE, said, says
 

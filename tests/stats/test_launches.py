@@ -25,9 +25,10 @@ from benchmarks.decisions.__main__ import main, plan_table, simulate
 from benchmarks.decisions.catalog import LAUNCHED_PAIRS, PAIR_STEPS, Cell, Claim, all_cells
 from benchmarks.decisions.noise import rates
 from nsa.tests import test_performance_guards
+from runbook import stats as plans
 from runbook.config.load import load_profile
 from runbook.errors import UsageError
-from runbook.stats import decision as plans
+from runbook.stats import FUSED_PLAN, Decided, Decision
 from runbook.stats.arms import (
     best_arm_sequential,
     complete_rounds,
@@ -36,7 +37,6 @@ from runbook.stats.arms import (
     rounds_of,
     t_quantile,
 )
-from runbook.stats.decision import FUSED_PLAN, Decided, Decision
 from runbook.stats.launches import LEVEL_RUNS, below_level, loss_shown, scaling
 from tests.factory.tables import table
 from tests.phases import builder

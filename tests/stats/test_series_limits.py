@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats import series
-from runbook.stats.decision import Decided, Decision, FloatArray, pace_of, unless_disturbed
+from runbook.stats import Decided, Decision, FloatArray, pace_of, series, unless_disturbed
 from runbook.stats.series import memory_plateau, outside_plateau, stall_period, stall_share, steady
 from tests.factory.tables import rows, table
 

@@ -16,8 +16,8 @@ import runbook
 from runbook.errors import UsageError
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.records.evidence import TrainingLog
+from runbook.stats import FUSED_PLAN, Decided
 from runbook.stats.arms import complete_rounds, non_inferiority
-from runbook.stats.decision import FUSED_PLAN, Decided
 from runbook.stats.launches import scaling
 from runbook.stats.series import memory_plateau, steady
 from runbook.stats.throughput import (

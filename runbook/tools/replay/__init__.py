@@ -15,7 +15,7 @@ from runbook.config.extends import locate, read_mapping, validated
 from runbook.files import data_path, read_bytes
 from runbook.records.measurement import Record
 from runbook.records.outcome import Outcome
-from runbook.stats.decision import Decided
+from runbook.stats import Decided
 from runbook.stats.launches import meets_target
 
 _Row = Literal[
