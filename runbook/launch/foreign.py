@@ -15,8 +15,7 @@ from pathlib import Path
 
 from nsa.contract import Phase
 from runbook.folder import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER, PROCESSES_CSV
-from runbook.folder.launch import own_log
-from runbook.folder.launch.lines import LineTail
+from runbook.folder.launch import LineTail, own_log
 from runbook.launch.end import (
     killed_for_memory,
     last_error,

@@ -14,8 +14,8 @@ from nsa.contract import ENV_JSON, HEARTBEATS, LATEST_LINK, TRAINING_CSV, Event,
 from runbook.errors import UsageError
 from runbook.folder import ANOMALIES_JSONL, EVENTS_FILE, LAUNCH_JSON, run_folders
 from runbook.folder.journal import is_going_on
+from runbook.folder.launch import heartbeats_in
 from runbook.folder.launch.documents import json_object
-from runbook.folder.launch.lines import heartbeats_in
 from runbook.folder.launch.shapes import is_any_number
 from runbook.launch.watch.detectors import Anomaly
 from runbook.launch.watch.live_status import pulse_of

@@ -9,7 +9,7 @@ from pathlib import Path
 from nsa.contract import GATES_CSV, STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.files import read_bytes
 from runbook.folder import LAUNCH_JSON
-from runbook.folder.launch.lines import heartbeat_files, heartbeats_in
+from runbook.folder.launch import heartbeat_files, heartbeats_in
 from runbook.launch.incident import (
     collect_flights,
     collect_stacks,

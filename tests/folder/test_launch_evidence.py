@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from nsa.contract import is_secret_name
 from runbook.folder.facts import REDACTED, recorded_environment, redact_diff, redact_text
+from runbook.folder.launch import heartbeats_in, whole_number
 from runbook.folder.launch.documents import read_console, read_json_object
 from runbook.folder.launch.evidence import read_launch
-from runbook.folder.launch.lines import heartbeats_in, whole_number
 from runbook.folder.launch.rank_log import RankLines, read_heartbeats
 from runbook.folder.launch.shapes import Each, Fields, Items, is_count, is_number, is_text, shaped
 from runbook.launch.watch import RankWatch
@@ -229,7 +229,7 @@ def test_a_whole_number_fits_into_64_bits(value: object, found: int | None) -> N
 def test_lines_that_only_look_like_records_are_dropped_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 64)
+    monkeypatch.setattr("runbook.folder.launch._BLOCK_BYTES", 64)
     path = tmp_path / "heartbeat_rank0.jsonl"
     outside = json.dumps({"event": "checkpoint", "path": "\udcff"}) + "\n"
     path.write_text(beat("boot") + "{no json}\n[]\n\n" + outside + beat("step_end") + '{"event')

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runbook.folder.launch import LineTail, TableTail, WholeLines
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.folder.launch.lines import LineTail, TableTail, WholeLines
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records.evidence import RowFile, TrainingLog
 from tests.factory.files import HEADER, legacy, row, training
@@ -111,7 +111,7 @@ def test_truncation_at_every_byte_keeps_the_complete_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """Whatever the blocks in which the file is read."""
-    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 37)
+    monkeypatch.setattr("runbook.folder.launch._BLOCK_BYTES", 37)
     data = text.encode()
     first = 1 if text.startswith("step") else 0
     for length in few(range(len(data) + 1)):
@@ -178,7 +178,7 @@ def test_a_file_that_is_shorter_or_another_one_is_read_anew(tmp_path: Path) -> N
 def test_of_a_file_that_grew_by_more_than_is_read_at_once_the_end_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runbook.folder.launch.lines.LARGEST_LOG_BYTES", 2 << 20)
+    monkeypatch.setattr("runbook.folder.launch.LARGEST_LOG_BYTES", 2 << 20)
     path = tmp_path / "x"
     lines = b"%07d\n" * (1 << 18) % tuple(range(1 << 18))
     path.write_bytes(lines)
@@ -243,8 +243,8 @@ def test_in_small_blocks_digest_and_torn_tail_are_of_what_the_largest_log_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = b"one\ntwo, which is long\n\nthr"
-    monkeypatch.setattr("runbook.folder.launch.lines._BLOCK_BYTES", 3)
-    monkeypatch.setattr("runbook.folder.launch.lines.LARGEST_LOG_BYTES", len(data))
+    monkeypatch.setattr("runbook.folder.launch._BLOCK_BYTES", 3)
+    monkeypatch.setattr("runbook.folder.launch.LARGEST_LOG_BYTES", len(data))
     path = tmp_path / "x"
     path.write_bytes(data + b"ee\n")
     lines = WholeLines(path)

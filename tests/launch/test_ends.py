@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from nsa.contract import PARTED
-from runbook.folder.launch.lines import Exit
+from runbook.folder.launch import Exit
 from runbook.launch import Budgets
 from runbook.launch.end import (
     classify_pytest,

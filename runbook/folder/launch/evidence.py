@@ -21,6 +21,7 @@ from runbook.folder import (
     PROCESSES_CSV,
     RESOURCES_CSV,
 )
+from runbook.folder.launch import heartbeat_files
 from runbook.folder.launch.documents import (
     GPU_SAMPLES,
     RESOURCES,
@@ -29,7 +30,6 @@ from runbook.folder.launch.documents import (
     read_json_object,
     read_junit,
 )
-from runbook.folder.launch.lines import heartbeat_files
 from runbook.folder.launch.own_log import PROCESSES, last_steps, read_own_log
 from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.folder.launch.rows import RowSpec, read_rows

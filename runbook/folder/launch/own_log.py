@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.folder import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER
+from runbook.folder.launch import whole_number
 from runbook.folder.launch.documents import name_below
-from runbook.folder.launch.lines import whole_number
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.own_trainer import COLUMNS, CONSOLE, OUT, LogMap, OwnTrainer

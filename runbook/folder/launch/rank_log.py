@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from nsa.contract import Event
-from runbook.folder.launch.documents import name_below
-from runbook.folder.launch.lines import (
+from runbook.folder.launch import (
     MOST_STEPS,
     Exit,
     WholeLines,
@@ -21,6 +20,7 @@ from runbook.folder.launch.lines import (
     parse_heartbeats,
     whole_number,
 )
+from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.shapes import EVENTS, is_any_number, is_digest, shaped
 from runbook.records.evidence import Effect, RankLog
 from runbook.text import listed

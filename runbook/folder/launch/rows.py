@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runbook.folder.launch.lines import WholeLines
+from runbook.folder.launch import WholeLines
 from runbook.records.evidence import RowFile
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from types import FrameType
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
 from runbook.folder import CONSOLE_LOG
-from runbook.folder.launch.lines import LineTail
+from runbook.folder.launch import LineTail
 from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
 from runbook.launch.local import Host

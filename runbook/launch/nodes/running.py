@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.folder.launch.lines import LineTail
+from runbook.folder.launch import LineTail
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.nodes import files

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from runbook.accounts.clocks import ARRIVAL_S
-from runbook.folder.launch.lines import LineTail, heartbeat_files, parse_heartbeat
+from runbook.folder.launch import LineTail, heartbeat_files, parse_heartbeat
 from runbook.launch.watch.rank_state import RankState, Reading
 from runbook.process import exit_code_of, has_ended_under
 from runbook.process.reaper import environment_holds, holds_file

@@ -17,7 +17,7 @@ from pathlib import Path
 from nsa.contract import GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, Event
 from runbook.files import utc_text, write_atomic
 from runbook.folder import ANOMALIES_JSONL, ANOMALY_TYPE
-from runbook.folder.launch.lines import LineTail, TableTail, parse_heartbeat
+from runbook.folder.launch import LineTail, TableTail, parse_heartbeat
 from runbook.launch.watch.watchdog import Thresholds
 
 _RECENT = 50

@@ -17,8 +17,8 @@ import psutil
 
 from nsa.contract import CHECKPOINTS_DIR, ENOUGH_FILE, TRAINING_CSV, VAL_CSV, Event
 from runbook.folder import RESOURCES_CSV
+from runbook.folder.launch import TableTail
 from runbook.folder.launch.documents import RESOURCES
-from runbook.folder.launch.lines import TableTail
 from runbook.launch.observer import Observer
 from runbook.launch.watch.detectors import Monitor, step_of
 from runbook.launch.watch.rank_state import RankState

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import Event, Phase
-from runbook.folder.launch.lines import Exit, event_of, is_of_training, step_of
+from runbook.folder.launch import Exit, event_of, is_of_training, step_of
 from runbook.folder.launch.shapes import is_number
 from runbook.process import process_state, processor_s
 

@@ -20,8 +20,8 @@ from pydantic import ConfigDict, TypeAdapter
 from nsa.contract import TRAINING_CSV, Event
 from runbook.errors import UsageError, did_you_mean
 from runbook.files import make_new_dir, make_private_dir, shipped_data
+from runbook.folder.launch import heartbeat_files, heartbeats_in
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.folder.launch.lines import heartbeat_files, heartbeats_in
 from runbook.launch import StopRequest
 from runbook.launch.incident.flight import SHORT_OF_CPUS
 from runbook.process.reaper import carriers

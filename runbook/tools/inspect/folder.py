@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, VAL_CSV
 from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
+from runbook.folder.launch import heartbeat_files, whole_number
 from runbook.folder.launch.documents import name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
-from runbook.folder.launch.lines import heartbeat_files, whole_number
 from runbook.folder.launch.rank_log import RankLines, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
