@@ -18,8 +18,8 @@ from phases.machine.devices import require_gpu
 from phases.machine.samples import Notes, sampled
 from runbook.files import utc_text
 from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
-from runbook.folder.launch import kernel_lines
 from runbook.folder.launch.shapes import DEVICE_COUNTERS
+from runbook.machine import kernel_log
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -260,10 +260,10 @@ def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Told], notes: Notes)
         notes.warnings.append("part of the kernel log was overwritten before it was read")
     if kernel.get("left_out"):
         notes.warnings.append(f"{kernel['left_out']} more lines of the kernel log were not kept")
-    slots = {kernel_lines.slot_of(gpu["pci"]) for gpu in gpus if gpu.get("pci")}
+    slots = {kernel_log.slot_of(gpu["pci"]) for gpu in gpus if gpu.get("pci")}
     slots |= {slot for gpu in gpus for slot in gpu.get("pci_path") or ()}
-    lines = kernel_lines.parse_lines(kernel["lines"])
-    ours = [line for line in lines if kernel_lines.concerns(line, slots)]
+    lines = kernel_log.parse_lines(kernel["lines"])
+    ours = [line for line in lines if kernel_log.concerns(line, slots)]
     faults = list(dict.fromkeys(_fault(line) for line in ours if line.fatal))
     told = list(dict.fromkeys(line.text for line in ours if not line.fatal))
     notes.faults += faults[:_SHOWN]
@@ -275,9 +275,9 @@ def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Told], notes: Notes)
     notes.seen.append(f"no fault in the kernel log ({kernel['source']}){beside}")
 
 
-def _fault(line: kernel_lines.KernelLine) -> str:
+def _fault(line: kernel_log.KernelLine) -> str:
     where = f"GPU at {line.pci[0]}: " if line.pci else ""
     if line.xid is None:
         return f'{where}{line.kind.value}: "{line.text}"'
-    known = kernel_lines.XIDS.get(line.xid)
-    return f"{where}{kernel_lines.describe(line.xid)}{f': {known.remedy}' if known else ''}"
+    known = kernel_log.XIDS.get(line.xid)
+    return f"{where}{kernel_log.describe(line.xid)}{f': {known.remedy}' if known else ''}"

@@ -14,13 +14,6 @@ from runbook.files import utc_text, write_atomic
 from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.facts import redact_text, redact_variables
 from runbook.folder.launch.documents import read_console
-from runbook.folder.launch.kernel_lines import (
-    XIDS,
-    KernelLine,
-    concerns,
-    describe,
-    is_hardware_fault,
-)
 from runbook.launch.command import Command
 from runbook.launch.end import (
     TAIL_LINES,
@@ -36,6 +29,13 @@ from runbook.launch.inputs import build_environment
 from runbook.launch.launcher_api import Aftermath, Running, Start
 from runbook.launch.supervision import LaunchOptions, Supervision
 from runbook.launch.watch import RankWatch
+from runbook.machine.kernel_log import (
+    XIDS,
+    KernelLine,
+    concerns,
+    describe,
+    is_hardware_fault,
+)
 from runbook.machine.surroundings import limit_met
 from runbook.records import End, Kind, Launch, LaunchResult, LaunchStatus, RankExit
 

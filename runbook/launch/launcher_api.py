@@ -20,10 +20,10 @@ from runbook.config.registry import installed, names
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError, choice_for
 from runbook.folder.launch.documents import Load
-from runbook.folder.launch.kernel_lines import KernelLine
 from runbook.launch.command import Command
 from runbook.launch.incident import Reach
 from runbook.launch.watch import RankWatch
+from runbook.machine.kernel_log import KernelLine
 from runbook.records import End, Launch
 
 GROUP = "runbook.launchers"

@@ -32,7 +32,7 @@ from runbook.folder import (
     LOAD_JSON,
 )
 from runbook.folder.launch.documents import GPU_SAMPLES, Load, load_of, read_json_object
-from runbook.folder.launch.kernel_lines import KernelLine, parse_line
+from runbook.machine.kernel_log import KernelLine, parse_line
 from runbook.records.measurement import Record
 
 JOB_JSON = "job.json"

@@ -25,9 +25,9 @@ from runbook.folder import (
 )
 from runbook.folder.facts import redact_text
 from runbook.folder.launch.documents import GPU_SAMPLES
-from runbook.folder.launch.kernel_lines import slot_of
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
+from runbook.machine.kernel_log import slot_of
 from runbook.process import start
 
 # Not isolated: pynvml may be a wheel carried on PYTHONPATH. The script's own folder stays off it.
