@@ -82,7 +82,7 @@ def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
 
 def running_line(folder: Path) -> str:
     """What is said of a run that still goes on, and how to look on; empty for any other."""
-    from runbook.folder.journal import running_text, watch_line
+    from runbook.folder import running_text, watch_line
 
     text = running_text(folder)
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
@@ -165,7 +165,7 @@ def look(out: Path) -> Found:
 
 def _unfinished(folder: Path) -> Found | None:
     """A run whose journal has no end; None if it has one, or is not readable as a journal."""
-    from runbook.folder.journal import events_so_far, phases_done, running_text, watch_line
+    from runbook.folder import events_so_far, phases_done, running_text, watch_line
 
     events = events_so_far(folder / EVENTS_FILE)
     if not events:

@@ -15,8 +15,7 @@ from runbook.engine.judge import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
-from runbook.folder import ENDS
-from runbook.folder.journal import Event, as_it_writes
+from runbook.folder import ENDS, Event, as_it_writes
 from runbook.records import THE_RUN, ArtifactRecord, PhaseRecord, RunRecord, Verdict, judge_run
 from runbook.records.run import Invocation, Repeated, Screen
 

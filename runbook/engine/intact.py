@@ -20,9 +20,16 @@ from runbook.config.setup import Setup
 from runbook.engine.derive import derive_record
 from runbook.engine.judge import is_as_planned, what_it_reads
 from runbook.errors import RunbookError
-from runbook.folder import EVENTS_FILE, LAUNCH_JSON, MANIFEST_FILE, RECORD_FILE, RESULT_JSON
+from runbook.folder import (
+    EVENTS_FILE,
+    LAUNCH_JSON,
+    MANIFEST_FILE,
+    RECORD_FILE,
+    RESULT_JSON,
+    read_events,
+    running_text,
+)
 from runbook.folder.facts import differences, read_facts, redact_variables, shown_fact
-from runbook.folder.journal import read_events, running_text
 from runbook.folder.launch.documents import read_json_object
 from runbook.folder.manifest import files_by_name, record_is_changed
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord, Verdict

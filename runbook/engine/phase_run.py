@@ -19,8 +19,8 @@ from runbook.engine.scope import what_ran
 from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part, begin_at, known_end, not_run
 from runbook.errors import RunbookError
 from runbook.files import utc_text
+from runbook.folder import Journal
 from runbook.folder.facts import shown_fact, write_facts
-from runbook.folder.journal import Journal
 from runbook.folder.launch.documents import load_of
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import (

@@ -15,9 +15,8 @@ from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
 from runbook.engine.starting import Part, extend, follows_plan, keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError
-from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE
+from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, Journal
 from runbook.folder.facts import read_facts
-from runbook.folder.journal import Journal
 from runbook.folder.manifest import (
     artifact_problems,
     changed_files,

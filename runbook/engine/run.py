@@ -25,8 +25,7 @@ from runbook.engine.plan.progress import Forecaster, pace_of_the_go
 from runbook.engine.starting import Part, held_back, keep_aside, repeat
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc_stamp, utc_text
-from runbook.folder import EVENTS_FILE, RECORD_FILE
-from runbook.folder.journal import Journal
+from runbook.folder import EVENTS_FILE, RECORD_FILE, Journal
 from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
 from runbook.launch import stop_on_signals
 from runbook.launch.command import keep_config

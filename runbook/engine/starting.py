@@ -22,8 +22,7 @@ from runbook.config.plan import needing_go
 from runbook.config.registry import Phase, report_files, select
 from runbook.config.setup import Setup
 from runbook.errors import RunbookError, UsageError
-from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE
-from runbook.folder.journal import Journal
+from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, Journal
 from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.launch import StopRequest
 from runbook.records import (

@@ -26,8 +26,14 @@ from runbook.files import (
     read_given,
     write_atomic,
 )
-from runbook.folder import EVENTS_FILE, MANIFEST_FILE, OWN_FOLDER, RECORD_FILE, run_folders
-from runbook.folder.journal import is_going_on
+from runbook.folder import (
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    OWN_FOLDER,
+    RECORD_FILE,
+    is_going_on,
+    run_folders,
+)
 from runbook.records import ArtifactRecord, RunRecord, Verdict, first_problem
 
 # Before a line of the manifest whose name is escaped.

@@ -10,8 +10,7 @@ from statistics import median
 
 from runbook.engine.intact import doubt, untrusted
 from runbook.errors import RunbookError
-from runbook.folder import RECORD_FILE, run_folders
-from runbook.folder.journal import RUNNING, running_text
+from runbook.folder import RECORD_FILE, RUNNING, run_folders, running_text
 from runbook.folder.manifest import load_record
 from runbook.records import RunRecord, satisfies
 from runbook.records.measurement import TOKENS_PER_SECOND

@@ -12,8 +12,7 @@ from typing import Any
 
 from nsa.contract import ENV_JSON, HEARTBEATS, LATEST_LINK, TRAINING_CSV, Event, ExitCode
 from runbook.errors import UsageError
-from runbook.folder import ANOMALIES_JSONL, EVENTS_FILE, LAUNCH_JSON, run_folders
-from runbook.folder.journal import is_going_on
+from runbook.folder import ANOMALIES_JSONL, EVENTS_FILE, LAUNCH_JSON, is_going_on, run_folders
 from runbook.folder.launch import heartbeats_in
 from runbook.folder.launch.documents import json_object
 from runbook.folder.launch.shapes import is_any_number

@@ -17,7 +17,7 @@ import pytest
 from runbook.config.load import load_profile, profile_names
 from runbook.config.settings import parse_settings
 from runbook.engine.scope import departures, scope_of
-from runbook.folder.journal import Journal
+from runbook.folder import Journal
 from runbook.folder.manifest import write_manifest
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran

@@ -20,8 +20,7 @@ from runbook.config.registry import Judgement, PlanContext
 from runbook.engine.derive import derive_record
 from runbook.engine.starting import keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError
-from runbook.folder import EVENTS_FILE
-from runbook.folder.journal import Journal, read_events
+from runbook.folder import EVENTS_FILE, Journal, read_events
 from runbook.folder.manifest import artifact_records, check_manifest, load_record
 from runbook.machine.identity import identity
 from runbook.process.reaper import carriers

@@ -20,7 +20,7 @@ from runbook.console import Console
 from runbook.engine.derive import REMEDY
 from runbook.engine.judge import reasons_for
 from runbook.engine.run import run_setup
-from runbook.folder.journal import Journal, read_events
+from runbook.folder import Journal, read_events
 from runbook.folder.manifest import check_manifest, load_record
 from runbook.launch.observer import Observer
 from runbook.records import (

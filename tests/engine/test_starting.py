@@ -24,7 +24,7 @@ from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part, begin_at, known_end
 from runbook.errors import RunbookError, UsageError
-from runbook.folder.journal import read_events
+from runbook.folder import read_events
 from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
 from runbook.process.reaper import carriers

@@ -128,7 +128,7 @@ def _beside_resume(args: argparse.Namespace) -> list[str]:
 def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
     """What a person gave for this run, in words; of one that goes on, how this shell differs."""
     from runbook.config.precedence import differing, shell_settings, told, unread
-    from runbook.folder.journal import recorded_settings
+    from runbook.folder import recorded_settings
 
     if not args.goes_on:
         setup = args.setup

@@ -60,8 +60,7 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     from runbook.config.setup import setup_of_record
     from runbook.engine.derive import derive_record
     from runbook.engine.earlier.standing import asked_for
-    from runbook.folder import EVENTS_FILE
-    from runbook.folder.journal import read_events
+    from runbook.folder import EVENTS_FILE, read_events
 
     folder = find_run(args.resume, args.out)
     record = derive_record(read_events(Path(folder) / EVENTS_FILE)[0])
