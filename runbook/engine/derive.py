@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.config import registry
-from runbook.engine.judge import missing_phases, reasons_for
+from runbook.engine import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
 from runbook.files import write_atomic

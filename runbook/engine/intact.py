@@ -17,8 +17,8 @@ from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup
+from runbook.engine import is_as_planned, what_it_reads
 from runbook.engine.derive import derive_record
-from runbook.engine.judge import is_as_planned, what_it_reads
 from runbook.errors import RunbookError
 from runbook.folder import (
     EVENTS_FILE,

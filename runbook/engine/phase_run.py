@@ -12,8 +12,8 @@ from pathlib import Path
 from nsa.contract import LATEST_LINK, link_latest
 from runbook.config.registry import Judgement, Phase
 from runbook.config.setup import Setup
+from runbook.engine import judge_phase, missing_row, read_phase, record_of, what_it_reads
 from runbook.engine.earlier import keep_accepted
-from runbook.engine.judge import judge_phase, missing_row, read_phase, record_of, what_it_reads
 from runbook.engine.plan.prepare import needs_of
 from runbook.engine.scope import what_ran
 from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part, begin_at, known_end, not_run

@@ -8,9 +8,9 @@ from pathlib import Path
 from runbook import __version__
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_to_resume
+from runbook.engine import read_phase
 from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
-from runbook.engine.judge import read_phase
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
 from runbook.engine.starting import Part, extend, follows_plan, keep_aside, left_open, repeat

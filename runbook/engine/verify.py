@@ -17,9 +17,8 @@ from nsa.contract import sha256_of
 from runbook.config import registry
 from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup, setup_of_record
-from runbook.engine import intact
+from runbook.engine import intact, judged_anew, read_phase, what_it_reads
 from runbook.engine.derive import assemble, render
-from runbook.engine.judge import judged_anew, read_phase, what_it_reads
 from runbook.files import read_bytes
 from runbook.folder import RECORD_FILE, manifest
 from runbook.folder.facts import read_facts

@@ -17,8 +17,8 @@ import pytest
 
 from runbook.cli.run.observers import print_summary
 from runbook.console import Console
+from runbook.engine import reasons_for
 from runbook.engine.derive import REMEDY
-from runbook.engine.judge import reasons_for
 from runbook.engine.run import run_setup
 from runbook.folder import Journal, read_events
 from runbook.folder.manifest import check_manifest, load_record

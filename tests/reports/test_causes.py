@@ -9,7 +9,7 @@ import pytest
 
 from reports.causes import Cause
 from reports.view import build_view
-from runbook.engine.judge import record_of
+from runbook.engine import record_of
 from runbook.engine.starting import held_back, not_run
 from runbook.records import (
     THE_RUN,
