@@ -46,8 +46,6 @@ def gpu_samples(gpus: int, *, used_mib: float = 4e4, trains_s: float = 8.192) ->
         **HEALTHY["sampled"],
         sm_clock_mhz=np.repeat(np.where(training, 1290.0, 210.0), gpus),
         uuid=lambda table: "GPU-" + table["index"].astype(str),
-        own_utilization_percent=95.0,
-        own_memory_mib=used_mib,
     )
 
 
