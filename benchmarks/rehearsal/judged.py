@@ -159,13 +159,10 @@ class _Stage:
         free = self.machine.disk_free_gib * 2**30
         usage = SimpleNamespace(total=2 * free, free=free)
         disk = SimpleNamespace(disk_usage=lambda _folder: usage)
-        # The kernel's own device is this machine's; without it the tool is asked.
-        log = local.KernelLog
         replaced: dict[str, Any] = {
             "spawn_kept": lambda argv, env, *, output, **_: _Child(argv, env, output),
             # There is no process to sample, to end or to bury.
             **dict.fromkeys(("Reaper", "gpu_samples", "kill_all", "end_kept"), mock.MagicMock()),
-            "KernelLog": lambda: log(kmsg=self.bench.state / "no-kmsg"),
         }
         taken = lambda: self.machine.counters_taken_at or self._now()  # noqa: E731
         logged = lambda: self.machine.kernel_log_of or self._now()  # noqa: E731

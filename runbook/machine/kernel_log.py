@@ -2,7 +2,7 @@
 
 The kernel's stamps are not those of any clock that this program can read (its clock is not
 corrected by NTP, and drifts by seconds in months), so a window begins where the log ended when
-the launch began: by position in /dev/kmsg, by the last line of dmesg, by the journal's cursor.
+the launch began: by the last line of dmesg, or by the journal's cursor.
 
 Kept are lines that concern a launch: errors of GPUs and of their links, lack of memory. A line is
 kept as the kernel wrote it, and read again from its text whenever it is judged.
@@ -11,7 +11,6 @@ kept as the kernel wrote it, and read again from its text whenever it is judged.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
@@ -26,12 +25,9 @@ from runbook.folder.facts import redact_text
 from runbook.process import run_tool
 from runbook.records.measurement import Record
 
-KMSG = Path("/dev/kmsg")
 # A device in a loop of errors must not fill the disk; the first ones tell the cause.
 MOST_LINES = 500
-_RECORD_BYTES = 16_384
 _TOOL_TIMEOUT_S = 5.0
-_ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 
 
 @dataclass(kw_only=True)
@@ -79,17 +75,11 @@ _Read = Callable[[KernelWindow], None]
 class KernelLog:
     """The window of one launch: it begins when this is made and ends with `close()`."""
 
-    def __init__(self, kmsg: Path | None = None) -> None:
-        kmsg = kmsg or KMSG
+    def __init__(self) -> None:
         self._began_at = utc_text()
         self._source, self._problem = "", ""
-        sources: dict[str, Callable[[], _Read]] = {
-            str(kmsg): partial(_kmsg, kmsg),
-            "dmesg --raw": _dmesg,
-            "journalctl -k": _journal,
-        }
         problems = []
-        for name, opened in sources.items():
+        for name, opened in (("dmesg --raw", _dmesg), ("journalctl -k", _journal)):
             try:
                 self._read: _Read = opened()
                 self._source = name
@@ -108,50 +98,6 @@ class KernelLog:
                 window = KernelWindow(source=self._source, problem=str(problem))
         window.write(run_dir, began_at=self._began_at)
         return window
-
-
-def _kmsg(path: Path) -> _Read:
-    """The kernel's own device, opened at its end: what it then gives is the window."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise Unreadable(f"{path}: {error.strerror}") from error
-    try:
-        os.lseek(handle, 0, os.SEEK_END)
-    except OSError as error:
-        os.close(handle)
-        raise Unreadable(f"{path}: {error.strerror}") from error
-
-    def read(window: KernelWindow) -> None:
-        rest = b""
-        try:
-            while True:
-                try:
-                    record = os.read(handle, _RECORD_BYTES)
-                except BrokenPipeError:
-                    window.lost = True  # lines were overwritten; the next read gives the oldest
-                    continue
-                except BlockingIOError:
-                    break
-                if not record:
-                    break
-                *lines, rest = (rest + record).split(b"\n")
-                for line in lines:
-                    _add_record(window, line)
-        except OSError as error:
-            raise Unreadable(f"{path}: {error.strerror}") from error
-        finally:
-            os.close(handle)
-
-    return read
-
-
-def _add_record(window: KernelWindow, line: bytes) -> None:
-    """`level,sequence,microseconds,flags;text`; a line that begins with a space belongs to it."""
-    _, found, text = line.partition(b";")
-    if found and not line.startswith(b" "):
-        plain = _ESCAPED.sub(lambda match: bytes([int(match.group(1), 16)]), text)
-        window.add(plain.decode("utf-8", "replace").rstrip())
 
 
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\]\s?")

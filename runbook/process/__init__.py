@@ -5,11 +5,9 @@ None outlives the harness.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -223,10 +221,6 @@ class Reaper:
             self._process.wait(timeout=5)
 
 
-# linux/pidfd.h, since Linux 6.15: struct pidfd_info as of its first version, 64 bytes.
-_PIDFD_INFO = struct.Struct("=QQ11Ii")
-_PIDFD_GET_INFO = (3 << 30) | (_PIDFD_INFO.size << 16) | (0xFF << 8) | 11
-_PIDFD_INFO_EXIT = 1 << 3
 # Fields of /proc/PID/stat, counted from 1 as in proc_pid_stat(5).
 _PARENT_FIELD, _MEMORY_FIELD, _EXIT_FIELD = 4, 23, 52
 _ASK_FOR_S = 0.2
@@ -282,42 +276,18 @@ def has_ended_under(pid: int, handle: int, token: str, variable: str = TOKEN_VAR
     return environment_holds(int(fields[_PARENT_FIELD - 3]), token, variable)
 
 
-def exit_code_of(pid: int, handle: int) -> int | None:
-    """The exit code of an ended process, negative for a signal; None if nobody knows any more.
+def exit_code_of(pid: int) -> int | None:
+    """The exit code of a process that has ended, negative for a signal.
 
-    `handle` is its pidfd, which must have been opened while it lived. Until the parent has waited
-    for it, the kernel tells in /proc; afterwards only newer kernels do, through the pidfd.
+    None once its parent has waited for it: then that one alone knows.
     """
     deadline = time.monotonic() + _ASK_FOR_S
-    while True:
-        status = _of_zombie(pid)
-        if status is None:
-            status = _of_handle(handle)
-        if status is not None:
-            number = status & 0x7F
-            return -number if number else status >> 8
-        # Between "ended" and "a zombie" there is a moment in which neither place knows.
-        if time.monotonic() > deadline or not Path(f"/proc/{pid}").exists():
-            return None
+    # Between "ended" and "a zombie" there is a moment in which nobody knows.
+    while (fields := _stat(pid)) and time.monotonic() <= deadline:
+        if fields[0] == "Z":
+            return os.waitstatus_to_exitcode(int(fields[_EXIT_FIELD - 3]))
         time.sleep(0.002)
-
-
-def _of_zombie(pid: int) -> int | None:
-    fields = _stat(pid)
-    if len(fields) < _EXIT_FIELD - 2 or fields[0] != "Z":
-        return None
-    return int(fields[_EXIT_FIELD - 3])
-
-
-def _of_handle(handle: int) -> int | None:
-    request = bytearray(_PIDFD_INFO.size)
-    _PIDFD_INFO.pack_into(request, 0, _PIDFD_INFO_EXIT, *([0] * 13))
-    try:
-        fcntl.ioctl(handle, _PIDFD_GET_INFO, request)
-    except OSError:
-        return None
-    mask, *_, status = _PIDFD_INFO.unpack(request)
-    return status if mask & _PIDFD_INFO_EXIT else None
+    return None
 
 
 def oom_kills(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:

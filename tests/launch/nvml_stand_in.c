@@ -61,12 +61,3 @@ int nvmlDeviceGetComputeRunningProcesses_v3(void *d, u32 *count, struct process 
   *count = filled;
   return OK;
 }
-struct sample { u32 pid; u64 at; u32 sm, memory, encoder, decoder; };
-int nvmlDeviceGetProcessUtilization(void *d, struct sample *list, u32 *count, u64 since) {
-  (void)d;
-  if (*count < 2 || !list) { *count = 2; return INSUFFICIENT_SIZE; }
-  list[0] = (struct sample){(u32)given("own", 0), since + 1, 60, 0, 0, 0};
-  list[1] = (struct sample){(u32)given("own", 0), since + 2, 80, 0, 0, 0};
-  *count = 2;
-  return OK;
-}

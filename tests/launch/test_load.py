@@ -20,7 +20,6 @@ from runbook.folder.launch.rows import read_rows
 from runbook.launch.attempt import with_kernel_log
 from runbook.launch.watch.live_status import ResourceLog
 from runbook.launch.watch.rank_state import RankState
-from runbook.machine import kernel_log
 from runbook.machine.kernel_log import MOST_LINES, KernelLine, KernelLog, parse_lines
 from runbook.machine.surroundings import LoadMeter
 from runbook.records import End, LaunchStatus
@@ -89,10 +88,11 @@ def test_what_this_process_opens_starts_and_writes_is_in_the_next_look(tmp_path:
     assert after["step"] == 7 and after["free_mib"] > 0
 
 
-def kmsg(path: Path, *texts: str) -> None:
-    with path.open("a") as stream:
-        for number, text in enumerate(texts):
-            stream.write(f"4,{number},{1000 + number},-;{text}\n SUBSYSTEM=pci\n")
+def dmesg(folder: Path, *lines: str) -> None:
+    """The tool in `folder`, as it prints these lines from now on."""
+    folder.mkdir(exist_ok=True)
+    (folder / "log").write_text("".join(f"<4>[    1.{n:06d}] {t}\n" for n, t in enumerate(lines)))
+    program(folder / "dmesg", f"cat {folder}/log")
 
 
 @table(__file__, "kernel_lines")
@@ -106,16 +106,17 @@ def test_lines_of_the_window_that_concern_count_with_secrets_blanked_and_no_floo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary-77aa55")
-    device = tmp_path / "kmsg"
-    kmsg(device, "NVRM: Xid (PCI:0000:17:00): 48, before the launch")
-    log = KernelLog(kmsg=device)
-    kmsg(device, "EXT4-fs (vda): mounted", "NVRM: Xid (PCI:0000:17:00): 79, in\\x20it")
-    kmsg(device, *["NVRM: says canary-77aa55"] * (MOST_LINES + 6))
+    first_on_path(monkeypatch, tmp_path)
+    before = "NVRM: Xid (PCI:0000:17:00): 48, before the launch"
+    dmesg(tmp_path, before)
+    log = KernelLog()
+    within = ["EXT4-fs (vda): mounted", "NVRM: Xid (PCI:0000:17:00): 79, in it"]
+    dmesg(tmp_path, before, *within, *["NVRM: says canary-77aa55"] * (MOST_LINES + 6))
     window = log.close(tmp_path)
     document = json.loads((told := tmp_path / "kernel_log.json").read_text())
     assert document["lines"] == [line.text for line in window.lines]
     assert document["lines"][0] == "NVRM: Xid (PCI:0000:17:00): 79, in it"
-    assert document["source"] == str(device) and document["others"] == 1
+    assert document["source"] == "dmesg --raw" and document["others"] == 1
     assert (len(window.lines), window.left_out) == (MOST_LINES, 7)
     assert "canary" not in told.read_text()
 
@@ -125,33 +126,28 @@ def test_a_log_that_cannot_be_read_says_why(
 ) -> None:
     program(tmp_path / "bin" / "dmesg", "echo 'Operation not permitted' >&2; exit 1")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
+    window = KernelLog().close(tmp_path)
     assert window.source == "" and window.lines == []
-    for part in ("No such file", "dmesg: exit code 1: Operation not"):
+    for part in ("dmesg: exit code 1: Operation not", "journalctl: not installed"):
         assert part in window.problem
 
 
-def dmesg(folder: Path, *lines: str) -> None:
-    (folder / "log").write_text("".join(f"<4>[    1.{n:06d}] {t}\n" for n, t in enumerate(lines)))
-    program(folder / "dmesg", f"cat {folder}/log")
-
-
-def test_dmesg_stands_in_and_begins_after_its_last_line(
+def test_a_window_begins_after_the_last_line_that_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first_on_path(monkeypatch, tmp_path)
     dmesg(tmp_path, "old", "NVRM: Xid (PCI:0000:17:00): 48, old")
-    log = KernelLog(kmsg=tmp_path / "none")
+    log = KernelLog()
     dmesg(tmp_path, "old", "NVRM: Xid (PCI:0000:17:00): 48, old", "NVRM: new")
     window = log.close(tmp_path)
     assert (window.source, [line.text for line in window.lines]) == ("dmesg --raw", ["NVRM: new"])
-    log = KernelLog(kmsg=tmp_path / "none")
+    log = KernelLog()
     dmesg(tmp_path, "NVRM: all anew")
     window = log.close(tmp_path)
     assert window.lost and [line.text for line in window.lines] == ["NVRM: all anew"]
 
 
-def test_the_journal_stands_in_for_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_journal_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = '{"__CURSOR": "s=2", "MESSAGE": "NVRM: Xid (PCI:0000:17:00): 79, off the bus"}'
     program(tmp_path / "dmesg", "exit 1")
     program(
@@ -161,7 +157,7 @@ def test_the_journal_stands_in_for_both(tmp_path: Path, monkeypatch: pytest.Monk
         f"--after-cursor=s=1) echo '{new}';;\nesac",
     )
     first_on_path(monkeypatch, tmp_path)
-    window = KernelLog(kmsg=tmp_path / "none").close(tmp_path)
+    window = KernelLog().close(tmp_path)
     assert window.source == "journalctl -k" and window.lines[0].xid == 79
 
 
@@ -196,12 +192,12 @@ def test_a_rank_that_the_kernel_killed_for_memory_is_told_by_its_log() -> None:
 def test_an_xid_makes_a_crash_a_hardware_error_and_no_good_end_a_bad_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    device = tmp_path / "kmsg"
-    device.touch()
-    monkeypatch.setattr(kernel_log, "KMSG", device)
+    programs = tmp_path / "bin"
+    dmesg(programs)
+    first_on_path(monkeypatch, programs)
     launch = fake_launch("--fault", fault, "--at", "20", steps=40)
     # The card falls off the bus while the launch trains.
-    result = run(launch, tmp_path, observer=At(1, lambda _: kmsg(device, XID.format(79))))
+    result = run(launch, tmp_path, observer=At(1, lambda _: dmesg(programs, XID.format(79))))
     evidence = read_launch(tmp_path, launch, result)
     assert evidence.kernel_log is not None and len(evidence.kernel_log["lines"]) == 1
     assert evidence.devices_after is not None and evidence.problems == ()

@@ -161,7 +161,7 @@ def test_the_documents_of_all_nodes_become_those_of_the_launch(tmp_path: Path) -
         gpus = [{"index": 0, "uuid": f"{name}a"}, {"index": 1, "uuid": f"{name}b"}]
         devices = {"problem": problem, "driver": "580", "gpus": gpus}
         (folder / "devices_before.json").write_text(json.dumps(devices))
-        kernel = {"source": "/dev/kmsg", "problem": "", "lost": bool(index), "others": 3}
+        kernel = {"source": "dmesg --raw", "problem": "", "lost": bool(index), "others": 3}
         kernel |= {"left_out": 1, "lines": [xid]}
         (folder / "kernel_log.json").write_text(json.dumps(kernel))
         load = {"problem": "", "cpus": 2, "total_s": 20.0, "others_s": 5.0 * index, "wall_s": index}

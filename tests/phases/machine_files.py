@@ -46,15 +46,13 @@ def gpu_samples(gpus: int, *, used_mib: float = 4e4, trains_s: float = 8.192) ->
         **HEALTHY["sampled"],
         sm_clock_mhz=np.repeat(np.where(training, 1290.0, 210.0), gpus),
         uuid=lambda table: "GPU-" + table["index"].astype(str),
-        own_utilization_percent=95.0,
-        own_memory_mib=used_mib,
     )
 
 
 def devices(gpus: int) -> dict[str, Any]:
     """What healthy GPUs count, before a launch and after it."""
     counters = {**dict.fromkeys(DEVICE_COUNTERS, 0), "ecc_uncorrected_aggregate": 7}
-    counters |= dict.fromkeys(("retired_single_bit", "retired_double_bit", "retired_pending"))
+    counters["power_violation_s"] = None
     found = [
         {
             **copy.deepcopy(HEALTHY["device"]),

@@ -22,8 +22,8 @@ _CONSOLE_COLUMNS = 4_000
 
 GPU_SAMPLES = RowSpec.of(
     "timestamp index utilization_percent memory_used_mib memory_total_mib power_w temperature_c"
-    " sm_clock_mhz throttle_reasons pcie_gen pcie_width uuid source own_processes"
-    " own_utilization_percent own_memory_mib other_processes unknown_processes others",
+    " sm_clock_mhz throttle_reasons pcie_gen pcie_width uuid source other_processes"
+    " others",
     text="timestamp throttle_reasons uuid source others",
     filled="index",
     whole="index",

@@ -170,6 +170,6 @@ class RankWatch:
     def _note_deaths(self, readable: set[int]) -> None:
         for state in self.ranks.values():
             if state.handle in readable and state.handle is not None and state.pid is not None:
-                state.parent_saw = exit_code_of(state.pid, state.handle)
+                state.parent_saw = exit_code_of(state.pid)
                 os.close(state.handle)
                 state.handle, state.died_at = None, time.monotonic()

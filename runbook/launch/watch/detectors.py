@@ -29,17 +29,13 @@ _ALMOST_NOTHING = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Anomaly:
-    """One finding: `kind` is a fixed word, `text` one line for a person.
-
-    halts: a watcher that may halt a run halts it for this.
-    """
+    """One finding: `kind` is a fixed word, `text` one line for a person."""
 
     kind: str
     text: str
     step: int | None = None
     rank: int | None = None
     path: str = ""
-    halts: bool = True
 
     def line(self) -> str:
         """`kind: text`."""
@@ -49,14 +45,12 @@ class Anomaly:
 def record_anomaly(run_dir: Path, anomaly: Anomaly, *, halt: bool) -> None:
     """Append to `anomalies.jsonl`; the first one becomes `.anomaly_type` and, if asked, `.HALT`.
 
-    One that halts nothing becomes neither. An existing `.anomaly_type` or `.HALT` is never
-    replaced: the first reason is the reason. Raises `OSError` if the disk refuses.
+    An existing `.anomaly_type` or `.HALT` is never replaced: the first reason is the reason.
+    Raises `OSError` if the disk refuses.
     """
     entry = {"ts": utc_text(), **asdict(anomaly)}
     with (run_dir / ANOMALIES_JSONL).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(entry) + "\n")
-    if not anomaly.halts:
-        return
     if not (run_dir / ANOMALY_TYPE).exists():
         write_atomic(run_dir / ANOMALY_TYPE, anomaly.line() + "\n")
     if halt and not (run_dir / HALT_FILE).exists():
@@ -198,40 +192,30 @@ class _Growth(_Detector):
 class _Gates(_Detector):
     """Gates that have settled on one branch, from the readings of gates.csv.
 
-    In the mean over the layers: a collapse of the model, which halts. In the layer that is worst
-    off alone: that is told and halts nothing, because a layer may specialize late in a long run,
-    and whether it did is for the row `gates` and a person to say. A table without the means has
-    none but a collapse of the model. If a row completes both, it is one of the model.
+    They are the means over the layers: one layer may specialize late in a long run, and whether it
+    did is for the row `gates` and a person to say. A table without means tells of the worst layer.
     """
 
-    _bad_of_model, _bad_of_layer = 0, 0
+    _bad = 0
 
     def feed(self, row: Mapping[str, str], step: int) -> Anomaly | None:
-        worst = number(row, "entropy"), number(row, "max_gate")
-        mean = number(row, "entropy_mean"), number(row, "max_gate_mean")
-        has_means = mean != (None, None)
-        whole = mean if has_means else worst
-        self._bad_of_model = self._bad_of_model + 1 if self._is_bad(*whole) else 0
-        self._bad_of_layer = self._bad_of_layer + 1 if self._is_bad(*worst) else 0
-        patience = self._limits.gate_collapse_n
-        if patience and self._bad_of_model == patience:
-            return Anomaly(kind="gate_collapse", text=self._text(step, *whole), step=step)
-        if patience and self._bad_of_layer == patience and has_means:
-            text = f"in one layer, nothing is halted: {self._text(step, *worst)}"
-            return Anomaly(kind="layer_collapse", text=text, step=step, halts=False)
-        return None
-
-    def _is_bad(self, entropy: float | None, largest: float | None) -> bool:
-        low = entropy is not None and not entropy >= self._limits.gate_entropy_min
-        return low or (largest is not None and not largest <= self._limits.gate_max)
-
-    def _text(self, step: int, entropy: float | None, largest: float | None) -> str:
         limits = self._limits
-        return (
+        entropy, largest = number(row, "entropy_mean"), number(row, "max_gate_mean")
+        if entropy is None and largest is None:
+            entropy, largest = number(row, "entropy"), number(row, "max_gate")
+        self._bad = self._bad + 1 if self._is_bad(entropy, largest) else 0
+        if not limits.gate_collapse_n or self._bad != limits.gate_collapse_n:
+            return None
+        text = (
             f"{limits.gate_collapse_n} readings in a row up to step {step}: entropy {entropy} "
             f"(at least {limits.gate_entropy_min:g}), largest share {largest} "
             f"(at most {limits.gate_max:g})"
         )
+        return Anomaly(kind="gate_collapse", text=text, step=step)
+
+    def _is_bad(self, entropy: float | None, largest: float | None) -> bool:
+        low = entropy is not None and not entropy >= self._limits.gate_entropy_min
+        return low or (largest is not None and not largest <= self._limits.gate_max)
 
 
 # What is looked for in the readings of the steps, and in those of the gates.

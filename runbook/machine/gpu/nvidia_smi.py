@@ -176,8 +176,7 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
 
 
 def _counters(node: ET.Element) -> dict[str, float | None]:
-    retired, remapped = "retired_pages/", "remapped_rows/remapped_row_"
-    pending = (f"{retired}pending_retirement", f"{retired}pending_blacklist")
+    remapped = "remapped_rows/remapped_row_"
     return {
         "ecc_corrected_volatile": _ecc(node, "volatile", corrected=True),
         "ecc_uncorrected_volatile": _ecc(node, "volatile", corrected=False),
@@ -187,11 +186,6 @@ def _counters(node: ET.Element) -> dict[str, float | None]:
         "remapped_uncorrectable": _whole(node, f"{remapped}unc"),
         "remap_pending": _flag(node, f"{remapped}pending"),
         "remap_failure": _flag(node, f"{remapped}failure"),
-        "retired_single_bit": _whole(
-            node, f"{retired}multiple_single_bit_retirement/retired_count"
-        ),
-        "retired_double_bit": _whole(node, f"{retired}double_bit_retirement/retired_count"),
-        "retired_pending": _flag(node, *pending),
         "pcie_replays": _whole(node, "pci/replay_counter"),
         "power_violation_s": _held_back_s(node, "sw_power_cap"),
         "thermal_violation_s": _held_back_s(node, "sw_therm_slowdown", "hw_therm_slowdown"),
@@ -241,9 +235,8 @@ def _held_back_s(node: ET.Element, *reasons: str) -> float | None:
     return None if None in told else sum(us for us in told if us is not None) / 1e6
 
 
-def _flag(node: ET.Element, *paths: str) -> int | None:
-    words = (_text(node, path) for path in paths)
-    return next((int(word == "Yes") for word in words if word in ("Yes", "No")), None)
+def _flag(node: ET.Element, path: str) -> int | None:
+    return {"Yes": 1, "No": 0}.get(_text(node, path) or "")
 
 
 def _text(node: ET.Element, path: str) -> str | None:

@@ -67,12 +67,11 @@ class Samples:
         self._nvml, self._token, self._proc = nvml, token, proc
         devices = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
         self._devices = [(device, _text(nvml.nvmlDeviceGetUUID(device))) for device in devices]
-        self._seen_us = [int(time.time() * 1e6)] * len(devices)
 
     def rows(self) -> Iterator[list[str]]:
         """One row for each GPU, now."""
         for index, (device, uuid) in enumerate(self._devices):
-            yield [*self._device(index, device), uuid, "nvml", *self._processes(index, device)]
+            yield [*self._device(index, device), uuid, "nvml", *self._processes(device)]
 
     def _device(self, index: int, device: Any) -> list[str]:
         nvml = self._nvml
@@ -99,8 +98,8 @@ class Samples:
         ]
         return [f"{stamp}.{int(now % 1 * 1000):03d}", str(index), *map(_field, values)]
 
-    def _processes(self, index: int, device: Any) -> list[str]:
-        """How many of ours compute there, their utilization and memory, and who else does.
+    def _processes(self, device: Any) -> list[str]:
+        """How many processes of others compute there, and which.
 
         A process that carries the launch's token is ours. One that does not is another's, and so
         is one that may not be read. Behind the border of a container a number may mean nothing:
@@ -108,33 +107,11 @@ class Samples:
         """
         found = self._ask(lambda: self._nvml.nvmlDeviceGetComputeRunningProcesses(device))
         if found is None:
-            return [""] * 6
-        own = [process for process in found if self._owner(process.pid) == "own"]
-        others = [process for process in found if self._owner(process.pid) == "other"]
-        unknown = [p for p in found if p not in own and p not in others]
-        if own:
-            others, unknown = others + unknown, []
-        held = [process.usedGpuMemory for process in own]
-        memory = None if None in held else sum(held) // _MIB
-        pids = {process.pid for process in own}
-        named = ";".join(f"{process.pid} {self._name(process.pid)}".strip() for process in others)
-        counts = [len(own), self._busy(index, device, pids), memory, len(others), len(unknown)]
-        return [*map(_field, counts), named]
-
-    def _busy(self, index: int, device: Any, pids: set[int]) -> float | None:
-        """Utilization of our processes together, a mean over the samples since the last row."""
-        samples = self._ask(
-            lambda: self._nvml.nvmlDeviceGetProcessUtilization(device, self._seen_us[index])
-        )
-        if not samples:
-            return None
-        self._seen_us[index] = max(self._seen_us[index], *(s.timeStamp for s in samples))
-        means = []
-        for pid in pids:
-            shares = [sample.smUtil for sample in samples if sample.pid == pid]
-            if shares:
-                means.append(sum(shares) / len(shares))
-        return round(sum(means), 1) if means else None
+            return ["", ""]
+        owners = {process.pid: self._owner(process.pid) for process in found}
+        counted = {"other", "unknown"} if "own" in owners.values() else {"other"}
+        others = [pid for pid, owner in owners.items() if owner in counted]
+        return [str(len(others)), ";".join(f"{pid} {self._name(pid)}".strip() for pid in others)]
 
     def _owner(self, pid: int) -> str:
         try:
