@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -15,7 +13,7 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import is_any_number
-from runbook.records import Check, Measurement, Outcome, PhaseRecord, RunRecord, Verdict, satisfies
+from runbook.records import Check, Measurement, Outcome, RunRecord, Verdict, satisfies
 from runbook.records.measurement import plain_number
 
 _Sample = tuple[dict[str, str], float]
@@ -28,9 +26,7 @@ class MetricRow:
     `name` is a check's id, or phase/measurement. `measurement` names what was measured, `outcome`
     is the check's (empty without a check), and `limit` is a number that the value was held against
     by `comparator`. The windows are steps. What is no number, a text or a missing value, is None.
-
-    Rows of one `line` are comparable: the same profile, settings, options, workload and devices;
-    `on_what` says on which.
+    `on_what` names the devices of the phase and the settings of the run.
     """
 
     run_id: str
@@ -54,14 +50,8 @@ class MetricRow:
     last_step: int | None = None
     path: str = ""
     sha256: str = ""
-    line: str
     on_what: str
     text: str
-
-    @property
-    def number(self) -> float | None:
-        """The value if it is finite."""
-        return self.value if self.value is not None and math.isfinite(self.value) else None
 
 
 def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
@@ -70,7 +60,8 @@ def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
     A measurement that a check already shows does not come twice.
     """
     for phase in record.phases:
-        line, on_what = _line(record, phase)
+        devices = dict.fromkeys(f"{one.ranks} x {one.name}" for one in phase.ran)
+        changed = [f"{name}={value}" for name, value in record.settings.items()]
         for name, one, check in phase.numbers():
             yield MetricRow(
                 run_id=record.run_id,
@@ -79,8 +70,7 @@ def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
                 verdict=record.verdict.value,
                 name=name,
                 phase=phase.name,
-                line=line,
-                on_what=on_what,
+                on_what=", ".join([*devices, *changed]),
                 text=str(one.value) if one else check.reason if check else "",
                 **dict(_of_check(check)),
                 **dict(_of_value(one)),
@@ -90,20 +80,6 @@ def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
 def numbers_of(record: RunRecord) -> list[MetricRow]:
     """Those that are numbers."""
     return [one for one in metrics_of(record) if one.value is not None]
-
-
-def _line(record: RunRecord, phase: PhaseRecord) -> tuple[str, str]:
-    """What has to be the same for two numbers of a phase to be comparable: digest and words."""
-    options = {name: record.options.get(name) for name in ("steps_scale", "protocol", "aa")}
-    ran = [one.model_dump(mode="json") for one in phase.ran]
-    same: list[object] = [record.profile_sha256, record.settings, options, ran]
-    if not ran:  # nothing trained there: the machine as preflight saw it
-        same += [record.environment.get(name) for name in ("system", "gpu.names", "cpu.count")]
-    text = json.dumps(same, sort_keys=True)
-    devices = dict.fromkeys(f"{one.ranks} x {one.name}" for one in phase.ran)
-    changed = [f"{name}={value}" for name, value in record.settings.items()]
-    words = [f"profile {record.profile}", *devices, *changed]
-    return hashlib.sha256(text.encode()).hexdigest()[:12], ", ".join(words)
 
 
 def _of_check(check: Check | None) -> Iterator[tuple[str, Any]]:
@@ -134,8 +110,8 @@ def _number(value: Any) -> float | None:
 
 
 # What a table of numbers has no need of.
-_OF_TRENDS = ("line", "on_what", "text")
-_COLUMNS = tuple(one.name for one in fields(MetricRow) if one.name not in _OF_TRENDS)
+_TOLD_ONLY = ("on_what", "text")
+_COLUMNS = tuple(one.name for one in fields(MetricRow) if one.name not in _TOLD_ONLY)
 
 
 def csv_text(rows: Iterable[MetricRow]) -> str:

@@ -167,9 +167,12 @@ def test_runs_are_listed_oldest_first_with_their_verdicts(tmp_path: Path) -> Non
     assert bad.verdict == "" and bad.problem.startswith(told)
     assert "r1   a100x2_pcie4  NO-GO" in inside("history", "--out", ".", cwd=tmp_path).out
     shown = inside("history", "baseline.throughput", "--json", "--out", ".", cwd=tmp_path)
-    lines = json.loads(shown.out)["lines"]
-    values = {row["run_id"]: row["value"] for line in lines for row in line["rows"]}
+    values = {row["run_id"]: row["value"] for row in json.loads(shown.out)["rows"]}
     assert (shown.code, values) == (0, {"r1": 23.0, "r2": None, "r3": 47.25})
+    told = inside("history", "baseline.throughput", "--out", ".", cwd=tmp_path).out.splitlines()
+    assert [line.split()[1:3] for line in told[1:]] == [
+        [name, "a100x2_pcie4"] for name in ("r1", "r2", "r3")
+    ]
     slip = inside("history", "baseline.throughputt", "--out", ".", cwd=tmp_path)
     assert slip.code == 2 and "did you mean 'baseline.throughput'" in slip.err
 
