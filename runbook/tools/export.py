@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -13,7 +12,7 @@ from typing import Any
 
 from runbook.errors import RunbookError
 from runbook.folder.launch.shapes import is_any_number
-from runbook.records import Check, Measurement, Outcome, RunRecord, Verdict, satisfies
+from runbook.records import Check, Measurement, RunRecord, Verdict, satisfies
 from runbook.records.measurement import plain_number
 
 _Sample = tuple[dict[str, str], float]
@@ -131,7 +130,7 @@ def _cell(value: str | float | bool | None) -> str:
 
 
 def prometheus_text(record: RunRecord) -> str:
-    """The run's verdict, checks, times and numbers as gauges, in the text exposition format.
+    """The run's verdict, required checks and numbers as gauges, in the text exposition format.
 
     The run's id is a label of one metric only, so that a run a night does not make new series of
     all the others. Raises RunbookError without the package prometheus-client.
@@ -140,7 +139,7 @@ def prometheus_text(record: RunRecord) -> str:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError as error:
         raise RunbookError(
-            f"--to prometheus needs the package prometheus-client ({error}); "
+            f"a .prom file needs the package prometheus-client ({error}); "
             "pip install 'nsa-runbook[prometheus]'"
         ) from error
 
@@ -160,18 +159,12 @@ def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
     about = {"run_id": record.run_id, "profile": record.profile, "scope": record.scope}
     about |= {"said": record.said, "version": record.tool_version}
     verdicts = [({"verdict": one.value}, float(one is record.verdict)) for one in Verdict]
-    begun, ended = _moment(record.started_at), _moment(record.finished_at)
+    end = datetime.fromisoformat(record.finished_at).timestamp() if record.finished_at else None
     numbers = numbers_of(record)
     yield "run_info", "The run that the other metrics are about.", [(about, 1.0)]
     yield "verdict", "1 for the verdict of the run, 0 for the others.", verdicts
-    yield "checks", "Checks of the run by outcome.", _checks(record)
     yield "required_check_passed", "1 if satisfied as a GO needs it, else 0.", _required(record)
-    yield "start_timestamp_seconds", "When the run began.", [({}, one) for one in begun]
-    yield "end_timestamp_seconds", "When it ended.", [({}, one) for one in ended]
-    lasted = [one - begun[0] for one in ended]
-    yield "duration_seconds", "From its start to its end.", [({}, one) for one in lasted]
-    times = [({"phase": one.name}, one.duration_s) for one in record.phases if one.started_at]
-    yield "phase_duration_seconds", "Time of each phase that ran.", times
+    yield "end_timestamp_seconds", "When it ended.", [] if end is None else [({}, end)]
     # Several launches may give one measurement each: the file tells their series apart.
     values = [
         (_labels(one, "name", "measurement", "unit", "path"), one.value)
@@ -189,20 +182,6 @@ def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
 
 def _labels(number: MetricRow, *names: str) -> dict[str, str]:
     return {name: getattr(number, name) for name in names}
-
-
-def _moment(text: str | None) -> list[float]:
-    return [datetime.fromisoformat(text).timestamp()] if text else []
-
-
-def _checks(record: RunRecord) -> list[_Sample]:
-    required = set(record.required)
-    counted = Counter((check.outcome, check.id in required) for check in record.checks())
-    return [
-        ({"outcome": outcome.value, "required": str(flag).lower()}, counted[outcome, flag])
-        for outcome in Outcome
-        for flag in (True, False)
-    ]
 
 
 def _required(record: RunRecord) -> list[_Sample]:

@@ -72,8 +72,9 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     assert "  INCOMPLETE  " in row and why in row and " GO " not in row and "PASS" not in row
     history = inside("history", "baseline.rate", *out, cwd=folder.parent)
     assert history.code == 2 and "no run has recorded any" in history.err
-    export = inside("export", *out, "--to", "csv", "-", cwd=folder.parent)
+    export = inside("export", *out, "--to", "numbers.csv", cwd=folder.parent)
     assert (export.code, export.out) == (2, "") and why in export.err
+    assert not (folder.parent / "numbers.csv").exists()
     assert f"`runbook verify {folder.name}` names what differs" in export.err
     compared = inside("compare", str(folder), str(folder), cwd=folder.parent)
     assert compared.code == 3 and "NOT COMPARABLE" in compared.out and why in compared.out
