@@ -22,8 +22,7 @@ from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
-    from runbook.tools.export import MetricRow
-    from runbook.tools.history import History, RunRow
+    from runbook.tools.export import History, MetricRow, RunRow
 
 _DEFAULT_FORMAT = "terminal"
 
@@ -237,7 +236,7 @@ def history(args: argparse.Namespace, console: Console) -> int:
       runbook history
       runbook history baseline.throughput
     """
-    from runbook.tools.history import read_history
+    from runbook.tools.export import read_history
 
     if not args.out.is_dir():
         raise UsageError(

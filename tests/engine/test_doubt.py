@@ -21,7 +21,7 @@ from runbook.folder.journal import Journal
 from runbook.folder.manifest import write_manifest
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
-from runbook.tools.history import read_history
+from runbook.tools.export import read_history
 from tests.cli.shell import Ended, inside
 from tests.config import cases
 from tests.config.test_profiles import written
