@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,8 @@ from runbook.folder import RECORD_FILE, run_folders
 from runbook.text import how_many
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from runbook.records import RunRecord
-    from runbook.tools.export import MetricRow
-    from runbook.tools.history import History, RunRow, Trend
+    from runbook.tools.export import History, MetricRow, RunRow
 
 _DEFAULT_FORMAT = "terminal"
 
@@ -228,8 +225,8 @@ def compare(args: argparse.Namespace, console: Console) -> int:
 @command("list earlier runs, or one number through all of them")
 def history(args: argparse.Namespace, console: Console) -> int:
     """List the runs of a folder, oldest first. With METRIC (a check's id, or
-    phase/measurement), its value in each, a line for each profile, settings, workload and
-    device, and the change against the median of the earlier runs on that line.
+    phase/measurement), its value in each, with the profile, devices and settings that it is of:
+    only numbers of like runs can be compared.
 
     options:
       metric [METRIC]  a check or a measurement (default: list the runs)
@@ -239,7 +236,7 @@ def history(args: argparse.Namespace, console: Console) -> int:
       runbook history
       runbook history baseline.throughput
     """
-    from runbook.tools.history import read_history
+    from runbook.tools.export import read_history
 
     if not args.out.is_dir():
         raise UsageError(
@@ -276,52 +273,29 @@ def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
 
 def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
     from runbook.records.measurement import json_ready
-    from runbook.tools.history import trends
 
     rows = history.metric(args.metric)
     if not rows:
         names = history.names
         known = choice_for(args.metric, names) if names else "; no run has recorded any"
         raise UsageError(f"no metric {args.metric!r} in {args.out}/{known}")
-    found = trends(rows)
-    document = {"schema_version": 3, "metric": args.metric}
-    lines = [
-        {"line": one.line, "on_what": one.on_what, "unit": one.unit, "rows": _json_rows(one)}
-        for one in found
-    ]
-    parts = [part for one in found for part in ("", *_trend(one))]
-    console.tell(json_ready({**document, "lines": lines}), parts[1:])
+    header = ("STARTED", "RUN", "PROFILE", "ON", "VERDICT", "OUTCOME", "VALUE", "N", "SOURCE")
+    document = {"schema_version": 4, "metric": args.metric, "rows": [asdict(row) for row in rows]}
+    console.tell(json_ready(document), [table_of(header, map(_cells, rows), styled=4)])
 
 
-def _json_rows(trend: Trend) -> list[dict[str, object]]:
-    changes = (None if one is None else one[0] for one in trend.changes())
-    return [
-        {**asdict(row), "change": change} for row, change in zip(trend.rows, changes, strict=True)
-    ]
-
-
-def _trend(trend: Trend) -> Iterator[RenderableType]:
-    yield trend.title
-    if len(trend.numbers) > 1:
-        low, high = (f"{value:.6g}" for value in (min(trend.numbers), max(trend.numbers)))
-        unit = f" {trend.unit}" if trend.unit else ""
-        yield f"{low} to {high}{unit}, {len(trend.numbers)} runs, oldest first"
-    header = ("STARTED", "RUN", "VERDICT", "OUTCOME", "VALUE", "N", "AGAINST EARLIER", "SOURCE")
-    rows = zip(trend.rows, trend.changes(), strict=True)
-    yield table_of(header, [_cells(row, change) for row, change in rows], styled=3)
-
-
-def _cells(row: MetricRow, change: tuple[float, int] | None) -> tuple[str, ...]:
-    value = row.text if row.number is None else f"{row.number:.6g}"
+def _cells(row: MetricRow) -> tuple[str, ...]:
+    value = row.text if row.value is None else f"{row.value:.6g}"
     spread = f" +- {row.stdev:.3g}" if row.stdev is not None else ""
     unit = f" {row.unit}" if row.unit else ""
     return (
         row.started_at,
         row.run_id,
+        row.profile,
+        row.on_what or "-",
         row.verdict,
         row.outcome or "-",
         f"{value}{spread}{unit}",
         str(row.n),
-        "-" if change is None else f"{change[0]:+.1%} (median of {change[1]})",
         row.path or "-",
     )

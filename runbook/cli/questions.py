@@ -15,7 +15,7 @@ from runbook.cli._runs import (
     refuse_changed,
 )
 from runbook.console import Console, marked
-from runbook.errors import ProgramExit, choice_for
+from runbook.errors import ProgramExit
 from runbook.text import how_many
 
 if TYPE_CHECKING:
@@ -80,66 +80,47 @@ def _lines(judgement: ReplayRecord, path: Path, console: Console) -> Iterator[st
         yield f"     rule:    {item.rule_text}"
 
 
-_FORMATS = ("csv", "prometheus")
-
-_STDOUT = "-"
-
-# node_exporter reads no other file.
-_COLLECTED = ".prom"
-
-
 def _export_problems(args: argparse.Namespace) -> list[str]:
-    if args.to is None:
-        needed = f"--to is needed, for example --to csv numbers.csv; formats: {', '.join(_FORMATS)}"
-        return [] if args.misread else [needed]
-    name, target = args.to
-    if name not in _FORMATS:
-        return [f"--to {name}: no such format{choice_for(name, _FORMATS)}"]
-    if target == _STDOUT:
-        return []
-    if name == "prometheus" and Path(target).suffix != _COLLECTED:
-        return [f"--to {name} {target}: the collector reads only files that end in {_COLLECTED}"]
-    return file_problems(f"--to {name}", Path(target))
+    if args.to.suffix not in (".csv", ".prom"):
+        return [f"--to {args.to}: ends in neither .csv nor .prom, which say what is written"]
+    return file_problems("--to", args.to)
 
 
 @command(
     "write a run's numbers as CSV or for Prometheus",
     json_help="the path that was written, as one JSON document on stdout",
-    options={"to": {"metavar": ("FORMAT", "PATH"), "nargs": 2}},
+    options={"to": {"required": True}},
     problems=_export_problems,
 )
 def export(args: argparse.Namespace, console: Console) -> int:
     """Write the numbers of a run (see docs/exporting.md). Changes nothing in the run.
 
-    csv         a row for each number: value, unit, n, spread, limit, outcome, file, digest
-    prometheus  a file for node_exporter's textfile collector, replaced at once: verdict,
-                checks by outcome, durations, every number and every limit; needs the
-                package prometheus-client: pip install 'nsa-runbook[prometheus]'
+    FILE.csv   a row for each number: value, unit, n, spread, limit, outcome, file, digest
+    FILE.prom  for node_exporter's textfile collector, replaced at once: the verdict, each required
+               check, every number and every limit; needs the package prometheus-client:
+               pip install 'nsa-runbook[prometheus]'
 
     options:
       run_name [RUN]
       --out DIR
-      --to FORMAT  csv FILE or prometheus FILE.prom; - is stdout; needed, no default
+      --to FILE  FILE.csv or FILE.prom, outside of the run (default: none, needed)
 
     examples:
-      runbook export --to csv numbers.csv                      the newest run
-      runbook export --to prometheus /var/lib/node_exporter/runbook.prom
-      runbook export 20261121T010203Z-840303b --to csv -
+      runbook export --to numbers.csv                          the newest run
+      runbook export --to /var/lib/node_exporter/runbook.prom
+      runbook export 20261121T010203Z-840303b --to numbers.csv
     exit codes: 0 written; 2 usage, or run.json changed since the run: nothing is written
     """
     from runbook.files import write_atomic, written_to
     from runbook.tools.export import csv_text, numbers_of, prometheus_text
 
-    folder, (name, target) = find_run(args.run_name, args.out), args.to
+    folder = find_run(args.run_name, args.out)
     record, why = load_told(folder, console)
     refuse_changed(folder, why, "nothing is exported of it")
-    text = csv_text(numbers_of(record)) if name == "csv" else prometheus_text(record)
-    if target != _STDOUT:
-        with written_to(f"--to {name}", Path(target)):
-            write_atomic(Path(target), text)
-    if args.json:
-        head = {"schema_version": 1, "run_id": record.run_id}
-        console.json_document({**head, "exports": [{"format": name, "written": [target]}]})
-    else:
-        console.page(text if target == _STDOUT else target)
+    is_table = args.to.suffix == ".csv"
+    text = csv_text(numbers_of(record)) if is_table else prometheus_text(record)
+    with written_to("--to", args.to):
+        write_atomic(args.to, text)
+    document = {"schema_version": 2, "run_id": record.run_id, "written": str(args.to)}
+    console.tell(document, [str(args.to)])
     return ProgramExit.GO

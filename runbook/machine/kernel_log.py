@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 
 from runbook.files import shipped_data, utc_text, write_atomic

@@ -1,22 +1,24 @@
-"""Every number that a check or a phase rests on: as CSV, for Prometheus, and through many runs."""
+"""The numbers of a run, and through the runs of a folder: as rows, as CSV, and for Prometheus."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from runbook.engine.intact import doubt, untrusted
 from runbook.errors import RunbookError
+from runbook.folder import RECORD_FILE, run_folders
+from runbook.folder.journal import RUNNING, running_text
 from runbook.folder.launch.shapes import is_any_number
-from runbook.records import Check, Measurement, Outcome, PhaseRecord, RunRecord, Verdict, satisfies
-from runbook.records.measurement import plain_number
+from runbook.folder.manifest import load_record
+from runbook.records import Check, Measurement, RunRecord, Verdict, satisfies
+from runbook.records.measurement import TOKENS_PER_SECOND, plain_number
 
 _Sample = tuple[dict[str, str], float]
 
@@ -28,9 +30,7 @@ class MetricRow:
     `name` is a check's id, or phase/measurement. `measurement` names what was measured, `outcome`
     is the check's (empty without a check), and `limit` is a number that the value was held against
     by `comparator`. The windows are steps. What is no number, a text or a missing value, is None.
-
-    Rows of one `line` are comparable: the same profile, settings, options, workload and devices;
-    `on_what` says on which.
+    `on_what` names the devices of the phase and the settings of the run.
     """
 
     run_id: str
@@ -54,14 +54,8 @@ class MetricRow:
     last_step: int | None = None
     path: str = ""
     sha256: str = ""
-    line: str
     on_what: str
     text: str
-
-    @property
-    def number(self) -> float | None:
-        """The value if it is finite."""
-        return self.value if self.value is not None and math.isfinite(self.value) else None
 
 
 def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
@@ -70,7 +64,8 @@ def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
     A measurement that a check already shows does not come twice.
     """
     for phase in record.phases:
-        line, on_what = _line(record, phase)
+        devices = dict.fromkeys(f"{one.ranks} x {one.name}" for one in phase.ran)
+        changed = [f"{name}={value}" for name, value in record.settings.items()]
         for name, one, check in phase.numbers():
             yield MetricRow(
                 run_id=record.run_id,
@@ -79,8 +74,7 @@ def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
                 verdict=record.verdict.value,
                 name=name,
                 phase=phase.name,
-                line=line,
-                on_what=on_what,
+                on_what=", ".join([*devices, *changed]),
                 text=str(one.value) if one else check.reason if check else "",
                 **dict(_of_check(check)),
                 **dict(_of_value(one)),
@@ -90,20 +84,6 @@ def metrics_of(record: RunRecord) -> Iterator[MetricRow]:
 def numbers_of(record: RunRecord) -> list[MetricRow]:
     """Those that are numbers."""
     return [one for one in metrics_of(record) if one.value is not None]
-
-
-def _line(record: RunRecord, phase: PhaseRecord) -> tuple[str, str]:
-    """What has to be the same for two numbers of a phase to be comparable: digest and words."""
-    options = {name: record.options.get(name) for name in ("steps_scale", "protocol", "aa")}
-    ran = [one.model_dump(mode="json") for one in phase.ran]
-    same: list[object] = [record.profile_sha256, record.settings, options, ran]
-    if not ran:  # nothing trained there: the machine as preflight saw it
-        same += [record.environment.get(name) for name in ("system", "gpu.names", "cpu.count")]
-    text = json.dumps(same, sort_keys=True)
-    devices = dict.fromkeys(f"{one.ranks} x {one.name}" for one in phase.ran)
-    changed = [f"{name}={value}" for name, value in record.settings.items()]
-    words = [f"profile {record.profile}", *devices, *changed]
-    return hashlib.sha256(text.encode()).hexdigest()[:12], ", ".join(words)
 
 
 def _of_check(check: Check | None) -> Iterator[tuple[str, Any]]:
@@ -134,8 +114,8 @@ def _number(value: Any) -> float | None:
 
 
 # What a table of numbers has no need of.
-_OF_TRENDS = ("line", "on_what", "text")
-_COLUMNS = tuple(one.name for one in fields(MetricRow) if one.name not in _OF_TRENDS)
+_TOLD_ONLY = ("on_what", "text")
+_COLUMNS = tuple(one.name for one in fields(MetricRow) if one.name not in _TOLD_ONLY)
 
 
 def csv_text(rows: Iterable[MetricRow]) -> str:
@@ -155,7 +135,7 @@ def _cell(value: str | float | bool | None) -> str:
 
 
 def prometheus_text(record: RunRecord) -> str:
-    """The run's verdict, checks, times and numbers as gauges, in the text exposition format.
+    """The run's verdict, required checks and numbers as gauges, in the text exposition format.
 
     The run's id is a label of one metric only, so that a run a night does not make new series of
     all the others. Raises RunbookError without the package prometheus-client.
@@ -164,7 +144,7 @@ def prometheus_text(record: RunRecord) -> str:
         from prometheus_client import CollectorRegistry, Gauge, generate_latest
     except ImportError as error:
         raise RunbookError(
-            f"--to prometheus needs the package prometheus-client ({error}); "
+            f"a .prom file needs the package prometheus-client ({error}); "
             "pip install 'nsa-runbook[prometheus]'"
         ) from error
 
@@ -184,18 +164,12 @@ def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
     about = {"run_id": record.run_id, "profile": record.profile, "scope": record.scope}
     about |= {"said": record.said, "version": record.tool_version}
     verdicts = [({"verdict": one.value}, float(one is record.verdict)) for one in Verdict]
-    begun, ended = _moment(record.started_at), _moment(record.finished_at)
+    end = datetime.fromisoformat(record.finished_at).timestamp() if record.finished_at else None
     numbers = numbers_of(record)
     yield "run_info", "The run that the other metrics are about.", [(about, 1.0)]
     yield "verdict", "1 for the verdict of the run, 0 for the others.", verdicts
-    yield "checks", "Checks of the run by outcome.", _checks(record)
     yield "required_check_passed", "1 if satisfied as a GO needs it, else 0.", _required(record)
-    yield "start_timestamp_seconds", "When the run began.", [({}, one) for one in begun]
-    yield "end_timestamp_seconds", "When it ended.", [({}, one) for one in ended]
-    lasted = [one - begun[0] for one in ended]
-    yield "duration_seconds", "From its start to its end.", [({}, one) for one in lasted]
-    times = [({"phase": one.name}, one.duration_s) for one in record.phases if one.started_at]
-    yield "phase_duration_seconds", "Time of each phase that ran.", times
+    yield "end_timestamp_seconds", "When it ended.", [] if end is None else [({}, end)]
     # Several launches may give one measurement each: the file tells their series apart.
     values = [
         (_labels(one, "name", "measurement", "unit", "path"), one.value)
@@ -215,20 +189,6 @@ def _labels(number: MetricRow, *names: str) -> dict[str, str]:
     return {name: getattr(number, name) for name in names}
 
 
-def _moment(text: str | None) -> list[float]:
-    return [datetime.fromisoformat(text).timestamp()] if text else []
-
-
-def _checks(record: RunRecord) -> list[_Sample]:
-    required = set(record.required)
-    counted = Counter((check.outcome, check.id in required) for check in record.checks())
-    return [
-        ({"outcome": outcome.value, "required": str(flag).lower()}, counted[outcome, flag])
-        for outcome in Outcome
-        for flag in (True, False)
-    ]
-
-
 def _required(record: RunRecord) -> list[_Sample]:
     found: dict[str, list[bool]] = {}
     for check in record.checks():
@@ -237,3 +197,111 @@ def _required(record: RunRecord) -> list[_Sample]:
         ({"check": name}, float(all(found.get(name, [False]))))
         for name in dict.fromkeys(record.required)
     ]
+
+
+_AS_RECORDED = ("run_id", "profile", "started_at", "interrupted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """A run in the list; `problem` says what is wrong with its run.json, if anything is.
+
+    `throughput` is the first row `PHASE.throughput` in tok/s, None without one, `flaky` how many
+    launches needed a second attempt.
+    """
+
+    folder: str
+    problem: str = ""
+    run_id: str
+    profile: str = ""
+    verdict: str = ""
+    said: str = ""
+    commit_sha: str = ""
+    started_at: str = ""
+    duration_s: float | None = None
+    throughput: float | None = None
+    flaky: int = 0
+    interrupted: bool = False
+    required: int = 0
+    passed: int = 0
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What a reader of the list should know besides the verdict."""
+        flaky = f"FLAKY ({self.flaky})" if self.flaky else ""
+        cut = "interrupted" if self.interrupted else ""
+        return tuple(text for text in (self.problem, cut, flaky) if text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The runs of a folder, oldest first, and their numbers in the same order."""
+
+    runs: tuple[RunRow, ...]
+    metrics: tuple[MetricRow, ...]
+
+    def metric(self, name: str) -> list[MetricRow]:
+        """One metric through all runs; a name that occurs twice in a run is two rows."""
+        return [row for row in self.metrics if row.name == name]
+
+    @property
+    def names(self) -> list[str]:
+        """Every metric that a run has."""
+        return sorted({row.name for row in self.metrics})
+
+
+def read_history(out_dir: Path) -> History:
+    """Read every run of a folder; a link is none. Raises OSError if a folder cannot be read."""
+    folders = [
+        folder
+        for folder in run_folders(out_dir)
+        if (folder / RECORD_FILE).is_file() and not folder.is_symlink()
+    ]
+    read = sorted(map(_read, folders), key=lambda one: (one[0].started_at, one[0].folder))
+    metrics = (row for _, rows in read for row in rows)
+    return History(runs=tuple(run for run, _ in read), metrics=tuple(metrics))
+
+
+def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
+    try:
+        record = load_record(folder)
+    except RunbookError as error:
+        problem = str(error).removeprefix(f"{folder}/")
+        return RunRow(folder=folder.name, run_id=folder.name, problem=problem), []
+    why = doubt(folder, record)
+    if not why:
+        return _run_row(folder, record), list(metrics_of(record))
+    # Checks and numbers of such a record are nobody's: none is counted.
+    told = untrusted(record, why).model_copy(update={"phases": ()})
+    problem = f"{RECORD_FILE} {why}: see runbook verify"
+    return replace(_run_row(folder, told), problem=problem, duration_s=None), []
+
+
+def _run_row(folder: Path, record: RunRecord) -> RunRow:
+    checks = {check.id: check for check in record.checks()}
+    required = set(record.required)
+    rates = (c.measurement for name, c in checks.items() if name.endswith(".throughput"))
+    rate = next((one for one in rates if one and one.unit == TOKENS_PER_SECOND), None)
+    # One that goes on has no verdict yet, whatever its record so far would be.
+    running = running_text(folder)
+    return RunRow(
+        folder=folder.name,
+        verdict=RUNNING if running else record.verdict.value,
+        said=running or record.said,
+        commit_sha=record.environment.get("git.sha", ""),
+        duration_s=sum(phase.duration_s for phase in record.phases),
+        throughput=None if rate is None else _finite(rate.value),
+        flaky=sum(len(phase.flaky) for phase in record.phases),
+        required=len(required),
+        passed=sum(name in checks and satisfies(checks[name]) for name in required),
+        **{name: getattr(record, name) for name in _AS_RECORDED},
+    )
+
+
+def _finite(value: object) -> float | None:
+    """The number, or the one that a text is, if it is finite."""
+    try:
+        number = float(str(value))
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None

@@ -89,13 +89,14 @@ def test_each_format_in_a_file(finished: Path) -> None:
     folder = finished.parents[1]
     (folder / "x.prom").write_text("old")
     old = (folder / "x.prom").stat().st_ino
-    for fmt, name in (("csv", "x.csv"), ("prometheus", "x.prom")):
-        ended = inside("export", "--to", fmt, name, cwd=folder)
+    for name in ("x.csv", "x.prom"):
+        ended = inside("export", "--to", name, cwd=folder)
         assert (ended.code, ended.out) == (0, f"{name}\n")
     assert len((folder / "x.csv").read_text().splitlines()) == 4
-    assert inside("export", "2026", "--to", "csv", "-", cwd=folder).out.startswith("run_id,")
-    told = json.loads(inside("export", "--to", "csv", "x.csv", "--json", cwd=folder).out)
-    assert told["exports"] == [{"format": "csv", "written": ["x.csv"]}]
+    (folder / "x.csv").write_text("old")
+    told = json.loads(inside("export", "2026", "--to", "x.csv", "--json", cwd=folder).out)
+    assert (told["run_id"], told["written"]) == (samples.no_go().run_id, "x.csv")
+    assert (folder / "x.csv").read_text().startswith("run_id,")
     assert 'runbook_verdict{verdict="NO-GO"} 1.0\n' in (folder / "x.prom").read_text()
     # Replaced, not written into: a collector never reads half a file.
     assert (folder / "x.prom").stat().st_ino != old

@@ -30,6 +30,7 @@ def here(tmp_path: Path) -> Path:
     (tmp_path / "bad.yaml").write_text("extends: production\nphases: {smoke: {legs: 7}}\n")
     (tmp_path / "taken").write_text("")
     (tmp_path / "other").mkdir()
+    (tmp_path / "folder.csv").mkdir()
     os.mkfifo(tmp_path / "pipe.yaml")
     (tmp_path / "sparse").mkdir()
     (tmp_path / "sparse/run.json").touch()

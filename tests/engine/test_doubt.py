@@ -21,7 +21,7 @@ from runbook.folder import Journal
 from runbook.folder.manifest import write_manifest
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
-from runbook.tools.history import read_history
+from runbook.tools.export import read_history
 from tests.cli.shell import Ended, inside
 from tests.config import cases
 from tests.config.test_profiles import written
@@ -72,8 +72,9 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     assert "  INCOMPLETE  " in row and why in row and " GO " not in row and "PASS" not in row
     history = inside("history", "baseline.rate", *out, cwd=folder.parent)
     assert history.code == 2 and "no run has recorded any" in history.err
-    export = inside("export", *out, "--to", "csv", "-", cwd=folder.parent)
+    export = inside("export", *out, "--to", "numbers.csv", cwd=folder.parent)
     assert (export.code, export.out) == (2, "") and why in export.err
+    assert not (folder.parent / "numbers.csv").exists()
     assert f"`runbook verify {folder.name}` names what differs" in export.err
     compared = inside("compare", str(folder), str(folder), cwd=folder.parent)
     assert compared.code == 3 and "NOT COMPARABLE" in compared.out and why in compared.out
@@ -167,9 +168,12 @@ def test_runs_are_listed_oldest_first_with_their_verdicts(tmp_path: Path) -> Non
     assert bad.verdict == "" and bad.problem.startswith(told)
     assert "r1   a100x2_pcie4  NO-GO" in inside("history", "--out", ".", cwd=tmp_path).out
     shown = inside("history", "baseline.throughput", "--json", "--out", ".", cwd=tmp_path)
-    lines = json.loads(shown.out)["lines"]
-    values = {row["run_id"]: row["value"] for line in lines for row in line["rows"]}
+    values = {row["run_id"]: row["value"] for row in json.loads(shown.out)["rows"]}
     assert (shown.code, values) == (0, {"r1": 23.0, "r2": None, "r3": 47.25})
+    told = inside("history", "baseline.throughput", "--out", ".", cwd=tmp_path).out.splitlines()
+    assert [line.split()[1:3] for line in told[1:]] == [
+        [name, "a100x2_pcie4"] for name in ("r1", "r2", "r3")
+    ]
     slip = inside("history", "baseline.throughputt", "--out", ".", cwd=tmp_path)
     assert slip.code == 2 and "did you mean 'baseline.throughput'" in slip.err
 

@@ -163,11 +163,8 @@ def value(record: RunRecord, name: str, /, **labels: str) -> float:
     return found
 
 
-def test_checks_are_counted_and_each_required_one_is_there() -> None:
+def test_each_required_check_is_there() -> None:
     record = samples.no_go()
-    assert value(record, "runbook_checks", outcome="PASS", required="true") == 2
-    assert value(record, "runbook_checks", outcome="FAIL", required="true") == 1
-    assert value(record, "runbook_checks", outcome="SKIPPED", required="false") == 1
     passed = {name: value(record, "runbook_required_check_passed", check=name)
               for name in record.required}  # fmt: skip
     assert passed["baseline.throughput"] == 0 and passed["long_run.no_halt"] == 1
@@ -189,16 +186,14 @@ def test_a_required_check_is_passed_where_the_verdict_says_so() -> None:
     assert passed(Reason.NEEDS_CUDA) == (0.0, Verdict.INCOMPLETE)
 
 
-def test_numbers_limits_and_times() -> None:
+def test_numbers_limits_and_the_end() -> None:
     record = samples.go()
     assert value(record, "runbook_value", name="baseline.throughput", unit="tok/s") == 47.25
     assert value(record, "runbook_limit", name="baseline.throughput", comparator=">=") == 39
-    assert value(record, "runbook_duration_seconds") == 4377
     assert value(record, "runbook_end_timestamp_seconds") == 1795227300
     running = record.model_copy(update={"finished_at": None})
     names = {name for name, _ in read(running)}
-    assert "runbook_duration_seconds" not in names
-    assert "runbook_start_timestamp_seconds" in names
+    assert "runbook_end_timestamp_seconds" not in names and "runbook_verdict" in names
 
 
 def test_csv_has_each_number_in_full_and_its_run() -> None:

@@ -35,7 +35,6 @@ from runbook.tools.inspect.training import (
     completed,
     ended_launch,
     inspect_training,
-    other_trainer,
 )
 
 if TYPE_CHECKING:
@@ -70,8 +69,8 @@ def inspect_path(path: Path) -> Inspection:
     if not found:
         names = sorted(entry.name for entry in path.iterdir())
         text = (
-            f"no training.csv, no heartbeat_rank*.jsonl and no launch of another trainer here or "
-            f"below; it holds {listed(names) or 'nothing'}"
+            "no training.csv and no heartbeat_rank*.jsonl here or below (a trainer of your own has "
+            f"none: its run's report has its numbers); it holds {listed(names) or 'nothing'}"
         )
         remarks += remarks_on(str(path), [(RemarkCode.NOTHING_FOUND, text)])
     return Inspection(path=str(path), directories=directories, remarks=tuple(remarks))
@@ -81,18 +80,18 @@ def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
     names = sorted(root.iterdir())
     if any(
         entry.name == TRAINING_CSV or HEARTBEATS.rank_of(entry.name) is not None for entry in names
-    ) or _tells_more(root):
+    ) or _failed(root):
         yield root
     for entry in names:
         if depth < _DEEPEST and not entry.is_symlink() and entry.is_dir():
             yield from _run_directories(entry, depth + 1)
 
 
-def _tells_more(folder: Path) -> bool:
-    """Does the launcher's account say more than its files: a bad end, or another trainer?"""
+def _failed(folder: Path) -> bool:
+    """Does the launcher's account tell of a bad end, whatever files there are?"""
     documents = (read_json_object(folder / name, [])[0] for name in (LAUNCH_JSON, RESULT_JSON))
     ended = ended_launch(*documents)
-    return ended is not None and (ended[0].own is not None or not ended[1].ok)
+    return ended is not None and not ended[1].ok
 
 
 def _inspect_one(
@@ -142,8 +141,6 @@ def _inspect_one(
             path, relative_to=root, floor=limit, floor_source=source
         )
         remarks += found
-    elif known and known[0].own is not None:
-        remarks += remarks_on(place, other_trainer(folder, *known))
     else:
         there = "heartbeats" if ranks else f"{RESULT_JSON} (how it ended)"
         text = f"{there}, but no training.csv: nothing can be measured"

@@ -1,8 +1,8 @@
 """A training.csv taken apart: which runs it holds, what its numbers can say, and what else says so.
 
 The launcher's plan and the accounts of a run are the second source. What the launcher had planned
-is no fault: a stop, or a few steps only. A directory of another trainer, and a run that has not
-ended, have none to hold their numbers against: that is one remark, and no suspicion.
+is no fault: a stop, or a few steps only. Rows without heartbeats, and a run that has not ended,
+have none to hold their numbers against: that is one remark, and no suspicion.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
-from nsa.contract import TRAINING_CSV
 from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
 from runbook.accounts.workload import Workload
-from runbook.folder.launch.evidence import read_launch, read_training_csv
+from runbook.folder.launch.evidence import read_training_csv
 from runbook.records import Launch, LaunchResult, RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.stats.throughput import cadence
@@ -237,30 +236,6 @@ def completed(known: tuple[Launch, LaunchResult] | None) -> Launch | None:
     planned, ended = known
     as_told = planned.stop is None or ended.stopped is not None
     return planned if ended.ok and as_told else None
-
-
-def other_trainer(folder: Path, launch: Launch, result: LaunchResult) -> Iterator[Found]:
-    """What the log of a trainer without the contract holds, and what it never writes."""
-    here = launch.model_copy(update={"run_dir": folder.resolve().name})
-    read = read_launch(folder.resolve().parent, here, result)
-    log, name = read.training, launch.own.name if launch.own else launch.name
-    if log is None or log.frame.empty:
-        where = "; ".join(read.problems) or "its log"
-        found = f"no row of its loss was found ({where})"
-    else:
-        yield from value_remarks(log.frame[["step", "loss"]])
-        steps, losses = log.frame["step"], log.frame["loss"]
-        found = (
-            f"{len(log.frame)} readings of its loss in {log.path.rpartition('/')[2]}, steps "
-            f"{steps.iloc[0]:.0f}-{steps.iloc[-1]:.0f}, {losses.iloc[0]:.4g} to "
-            f"{losses.iloc[-1]:.4g}"
-        )
-    text = (
-        f"{name} is a trainer of your own: {found}; {result.status.value}. No {TRAINING_CSV}, "
-        "heartbeats or env.json, which only the trainer's contract asks for; `runbook report` "
-        "has what its run was judged by"
-    )
-    yield RemarkCode.NO_SECOND_SOURCE, text
 
 
 def as_planned(remarks: Sequence[Remark]) -> Iterator[Remark]:

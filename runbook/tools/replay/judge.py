@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -189,19 +188,6 @@ def _use(report: Report) -> Iterator[Breach]:
             yield Breach(name, table.claim, found)
 
 
-def _same_at_both_lengths(report: Report) -> Iterator[Breach]:
-    lines = [(line, span) for line, span in report.measured("baseline") if line.config]
-    for (one, (low, high)), (other, (low2, high2)) in combinations(lines, 2):
-        a, b = report.configs[one.config], report.configs[other.config]
-        alike = (a.batch, a.accumulation, one.devices) == (b.batch, b.accumulation, other.devices)
-        near = low2 <= high * (1 + SAME) and low <= high2 * (1 + SAME)
-        if a.seq_len != b.seq_len and alike and near and mfu(report, max(high, high2)) < IDLE_MFU:
-            claimed = f"S={a.seq_len} and S={b.seq_len} both {report.table('baseline').claim}"
-            found = f"{rates((low, high))} tok/s at S={a.seq_len} and {rates((low2, high2))} at"
-            found += f" S={b.seq_len}, same batch: was the sequence length in force?"
-            yield Breach("baseline", claimed, found)
-
-
 _NUMBERS: Mapping[str, Find] = {
     "window.too_few_rows": _few_rows,
     "mean.of_rates": _means_of_rates,
@@ -211,7 +197,6 @@ _NUMBERS: Mapping[str, Find] = {
     "scaling.not_shown": _scaling,
     "target.too_low": _target,
     "plausible.mfu": _use,
-    "plausible.sequence_length": _same_at_both_lengths,
 }
 
 
