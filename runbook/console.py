@@ -8,12 +8,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from runbook.text import in_one_line, printable, typed_in
@@ -28,6 +28,9 @@ _STYLE_OF = {
     **dict.fromkeys(("NO-GO", "FAIL", "DROP"), "red"),
     "SKIPPED": "dim",
 }
+# What a runner of GitHub Actions takes for a command: `::` where a line begins, or the older `##[`
+# anywhere.
+_OBEYED = re.compile(r"^(\s*:):|(##)\[", re.MULTILINE)
 # Columns of what nobody looks at: a pipe and a file have whole lines.
 _ENDLESS = 1 << 20
 
@@ -175,19 +178,10 @@ def _columns(stream: TextIO) -> int:
     return told or shutil.get_terminal_size().columns
 
 
-class OutputFormat(StrEnum):
-    """For whom a run is told: people, a program, or GitHub Actions."""
-
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
-
-
 class Console:
     """Where a command's words go: a line stays one line and drives no terminal, whatever it holds.
 
-    `quiet` drops progress, never results or errors; without `live` nothing is ever redrawn. With
-    `as_json` an answer is its document.
+    `quiet` drops progress, never results or errors. With `as_json` an answer is its document.
     """
 
     def __init__(
@@ -197,12 +191,11 @@ class Console:
         stderr: TextIO | None = None,
         color: bool = True,
         quiet: bool = False,
-        live: bool = True,
         as_json: bool = False,
     ) -> None:
         self.stdout = sys.stdout if stdout is None else stdout
         self._stderr = sys.stderr if stderr is None else stderr
-        self.quiet, self._live, self._as_json = quiet, live, as_json
+        self.quiet, self.as_json = quiet, as_json
         self.color_out = _wants_color(self.stdout, color)
         self.color_err = _wants_color(self._stderr, color)
         # Drawn and written by two threads: whoever shows a run redraws while it works.
@@ -222,8 +215,12 @@ class Console:
 
     @property
     def is_live(self) -> bool:
-        """True if progress may be drawn and redrawn: a terminal that somebody watches."""
-        return self._live and _is_terminal(self._stderr) and not (self.quiet or in_ci())
+        """True if progress may be drawn and redrawn: a terminal that somebody watches.
+
+        Lines for a program that go there too would be drawn over.
+        """
+        for_program = self.as_json and _is_terminal(self.stdout)
+        return _is_terminal(self._stderr) and not (self.quiet or for_program or in_ci())
 
     @property
     def width_out(self) -> int | None:
@@ -249,7 +246,7 @@ class Console:
 
     def tell(self, document: object, parts: Iterable[RenderableType]) -> None:
         """An answer on stdout: its document where a program asks, else its lines and tables."""
-        if self._as_json:
+        if self.as_json:
             self.json_document(document)
             return
         for part in parts:
@@ -264,6 +261,8 @@ class Console:
 
     def _page(self, text: str) -> str:
         text = text if isinstance(text, Painted) else printable(text)
+        if os.environ.get("GITHUB_ACTIONS") == "true":  # what is written there is obeyed
+            text = _OBEYED.sub(lambda one: f"{one[1]} :" if one[1] else f"{one[2]} [", text)
         return f"{text.removesuffix(chr(10))}\n"
 
     def json_line(self, document: object) -> None:

@@ -143,8 +143,7 @@ class Shell:
         path = max(self.folder.glob("artifacts/*/run.json"), key=lambda path: path.parent.name)
         record = RunRecord.model_validate_json(path.read_text("utf-8"))
         self.printed |= commands_of(record)
-        for name in ("terminal", "github"):
-            self.printed |= commands_in_output(render(record, name))
+        self.printed |= commands_in_output(render(record, "terminal"))
         return record
 
     def only(self, start: str) -> str:
