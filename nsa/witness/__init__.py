@@ -6,33 +6,37 @@ here changes what is trained, and no step waits for it. A `Witness` is handed th
 and knows nothing of `nsa.train`.
 
 Behind it: the proof of the first and of the last batch (`gradient_probe`, `oracle_check` with
-`oracle`), drawn steps a second time (`shadow`), second sources of counts (`accounts`), and whether
-toggles took effect (`effect_watch` with `effects`, `profiling`). Before anything trains,
-`self_test` holds attention to its `equations`.
+`oracle`), drawn steps a second time (`shadow`), tokens counted where they are embedded
+(`TokenMeter`), and whether toggles took effect (`effect_watch` with `effects`, `profiling`). Before
+anything trains, `self_test` holds attention to its `equations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nsa.contract import Event, Phase
 from nsa.contract.digests import step_weight
 from nsa.data.source import Batch
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat
+from nsa.model import NSALanguageModel
 from nsa.step.compiled import Compiling
 from nsa.step.engine import Engine
-from nsa.witness.accounts import Movement, TokenMeter, first_weights, or_null, plain_floats, updates
 from nsa.witness.effect_watch import BlockEvidence, EffectLog
 from nsa.witness.gradient_probe import probe_gradients, text_again
 from nsa.witness.profiling import StepProfiler
 from nsa.witness.shadow import Shadow
+from nsa.witness.shadow.sample import Movement, first_weights, or_null, plain_floats, updates
+
+_WORD = 1 << 64
 
 
 class Witness:
@@ -221,3 +225,76 @@ def _passes_as_they_were(engine: Engine) -> Iterator[None]:
     finally:
         for one, gates, blocks in kept:
             one.last_gates, one.last_blocks = gates, blocks
+
+
+class TokenMeter:
+    """Counts and sums the tokens that enter the embedding, beside those that were fetched."""
+
+    def __init__(self, model: NSALanguageModel) -> None:
+        self._counting, self._evaluating = False, False
+        self._look: Callable[[], None] | None = None
+        self._embedded, self._digest = 0, 0
+        self._fetched_sum = 0
+        self._embedded_sum: Tensor | None = None
+        model.embedding.register_forward_pre_hook(self._see)
+
+    def begin(self, batches: Sequence[Batch]) -> None:
+        """A step begins with these micro-batches."""
+        self._counting, self._embedded, self._digest = True, 0, 0
+        for batch in batches:
+            self._add(batch.tokens)
+            self._fetched_sum += int(batch.tokens[:, :-1].sum())
+
+    def passing(
+        self, batches: Iterable[Tensor], look: Callable[[], None] | None = None
+    ) -> Iterator[Tensor]:
+        """These held-out batches, digested and counted as they go by; `look`: once in each."""
+        self._evaluating, self._embedded, self._digest = True, 0, 0
+        self._look = look
+        for tokens in batches:
+            self._add(tokens)
+            yield tokens
+        self._evaluating = False
+
+    def passed(self) -> dict[str, int | str]:
+        """The held-out batches went by: how many tokens of them were embedded, and their digest."""
+        return {"embedded": self._embedded, "data": self._digest_text()}
+
+    def _add(self, tokens: Tensor) -> None:
+        self._digest = (self._digest + batch_digest(tokens)) % _WORD
+
+    def _digest_text(self) -> str:
+        return f"{self._digest:016x}"
+
+    def take(self) -> dict[str, int | str]:
+        """The step is over: tokens embedded in it, and the digest of what was fetched for it."""
+        self._counting = False
+        return {"embedded": self._embedded, "data": self._digest_text()}
+
+    def sums(self) -> dict[str, int]:
+        """Sums of all tokens of the launch, as fetched and as embedded. Synchronizes."""
+        embedded = 0 if self._embedded_sum is None else int(self._embedded_sum)
+        return {"fetched_sum": self._fetched_sum, "embedded_sum": embedded}
+
+    def _see(self, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        tokens = inputs[0]
+        if self._evaluating:
+            self._embedded += tokens.numel()
+            if self._look is not None:
+                self._look()
+            return
+        if not (self._counting and torch.is_grad_enabled()):
+            return
+        self._embedded += tokens.numel()
+        total = tokens.sum()
+        self._embedded_sum = total if self._embedded_sum is None else self._embedded_sum + total
+
+
+def batch_digest(tokens: Tensor) -> int:
+    """A 64-bit number for the rows of tokens [B, S+1], whatever their order.
+
+    It is the sum of the rows' digests, so those of several ranks add up to that of one rank that
+    reads all their rows.
+    """
+    rows = (hashlib.blake2b(row.tobytes(), digest_size=8) for row in tokens.numpy())
+    return sum(int.from_bytes(row.digest(), "little") for row in rows) % _WORD

@@ -21,9 +21,8 @@ from torch import Tensor
 from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
 from nsa.step.engine import Engine
-from nsa.witness.accounts import plain_floats
 from nsa.witness.shadow import recompute, report
-from nsa.witness.shadow.sample import SAMPLED, Begun, Sample, Seen
+from nsa.witness.shadow.sample import SAMPLED, Begun, Sample, Seen, plain_floats
 
 
 class Shadow:

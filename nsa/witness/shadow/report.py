@@ -13,9 +13,18 @@ import torch
 from torch import Tensor
 
 from nsa.step.engine import Engine
-from nsa.witness.accounts import or_null, plain_floats
 from nsa.witness.shadow.recompute import Bias, Recomputed, gap
-from nsa.witness.shadow.sample import BETAS, EPS, SAMPLED, Begun, Sample, Seen, at_least_one
+from nsa.witness.shadow.sample import (
+    BETAS,
+    EPS,
+    SAMPLED,
+    Begun,
+    Sample,
+    Seen,
+    at_least_one,
+    or_null,
+    plain_floats,
+)
 
 # The update itself takes some ten roundings more than adding it to the weight does.
 _UPDATE_ROUNDINGS = 16
