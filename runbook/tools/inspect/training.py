@@ -16,9 +16,9 @@ import pandas as pd
 from pydantic import ValidationError
 
 from nsa.contract import TRAINING_CSV
+from runbook.accounts import Workload
 from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
-from runbook.accounts.workload import Workload
 from runbook.folder.launch.evidence import read_launch, read_training_csv
 from runbook.records import Launch, LaunchResult, RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
