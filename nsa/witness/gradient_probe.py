@@ -24,8 +24,8 @@ from nsa.data.packing import Gpt2Tokenizer
 from nsa.data.source import Batch
 from nsa.settings import DataSection
 from nsa.step.engine import Engine
-from nsa.witness.accounts import Piece, least_by_group, or_null, pieces, plain_floats
 from nsa.witness.oracle_check import OracleCheck
+from nsa.witness.shadow.sample import Piece, least_by_group, or_null, pieces, plain_floats
 
 # Each rank r sends (r + 1) times 1 plus these: bf16, whose steps are 2^-7 at 1, keeps the second,
 # but no type of 8 bits does; fp16 keeps the third as well, and fp32 all.

@@ -24,8 +24,8 @@ from nsa.step.compiled import Refused
 from nsa.step.dispatch import UNTESTED, allow_kernels
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
-from nsa.witness.accounts import or_null
 from nsa.witness.equations import Agreement, Bound, measure
+from nsa.witness.shadow.sample import or_null
 
 
 class SelfTestError(RuntimeError):

@@ -23,8 +23,8 @@ from phases.kit.measure import (
 from phases.machine.ceilings import other_devices, slowest
 from phases.training import require_sound
 from phases.training.own import own_rate
+from runbook.accounts import COPY_TOLERANCE
 from runbook.accounts.clocks import BusySteps, clock_ratio
-from runbook.accounts.workload import COPY_TOLERANCE
 from runbook.config import IDLE_MFU
 from runbook.records import Measurement, Outcome, Reason, Table
 from runbook.stats.launches import meets_target

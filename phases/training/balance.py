@@ -22,13 +22,13 @@ from phases.kit.finding import (
 )
 from phases.kit.measure import log_value, rank_value
 from phases.training.own import own_accounts
+from runbook.accounts import Workload
 from runbook.accounts.between_steps import beside_words
 from runbook.accounts.clocks import FEW_CLOCKED
 from runbook.accounts.first_weights import begins, groups_of
 from runbook.accounts.model import oracle_tolerance
 from runbook.accounts.registry import Row, Sources, Unbalanced, unbalanced
 from runbook.accounts.settings import bucket_words
-from runbook.accounts.workload import Workload
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from runbook.accounts import due, each_rank
-from runbook.accounts.workload import GeneratedData, Workload
+from runbook.accounts import GeneratedData, Workload, due, each_rank
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:

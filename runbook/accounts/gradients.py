@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from runbook.accounts import apart, computed_twice, each_rank, within
+from runbook.accounts import Workload, apart, computed_twice, each_rank, within
 from runbook.accounts.model import oracle_tolerance
-from runbook.accounts.workload import Workload
 from runbook.folder.launch.shapes import is_any_number, is_count
 from runbook.records.evidence import Effect, RankLog
 

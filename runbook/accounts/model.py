@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from runbook.accounts import apart, computed_twice, each_rank, within
+from runbook.accounts import Workload, apart, computed_twice, each_rank, within
 from runbook.accounts.first_weights import begins
-from runbook.accounts.workload import Workload
 from runbook.folder.launch.shapes import is_count
 from runbook.records.evidence import RankLog
 

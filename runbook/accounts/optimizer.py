@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract.digests import recomputed_steps, watched_steps
-from runbook.accounts import apart, each_rank, within
+from runbook.accounts import COPY_TOLERANCE, Workload, apart, each_rank, within
 from runbook.accounts.gradients import NORM_TOLERANCE
 from runbook.accounts.model import ROUNDOFF, oracle_tolerance
-from runbook.accounts.workload import COPY_TOLERANCE, Workload
 from runbook.records.evidence import RankLog
 
 if TYPE_CHECKING:

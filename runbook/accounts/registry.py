@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from runbook.accounts import (
+    Keeping,
+    Workload,
     between_steps,
     clocks,
     data,
@@ -19,7 +21,6 @@ from runbook.accounts import (
     settings,
     tables,
 )
-from runbook.accounts.workload import Keeping, Workload
 from runbook.records import RankExit, Reason
 from runbook.records.evidence import RankLog
 

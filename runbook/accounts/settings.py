@@ -14,8 +14,7 @@ from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, Event, NSAError, checkpoint_step
 from nsa.toggles import TOGGLES, Value
-from runbook.accounts import due, each_rank
-from runbook.accounts.workload import Keeping, Workload
+from runbook.accounts import Keeping, Workload, due, each_rank
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.folder.launch.shapes import is_number
 from runbook.records.evidence import RankLog

@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from nsa.contract.digests import drawn_batch, step_weight
-from runbook.accounts import apart, due, each_rank
+from runbook.accounts import COPY_TOLERANCE, Workload, apart, due, each_rank
 from runbook.accounts.clocks import joined
 from runbook.accounts.model import from_host_tolerance
-from runbook.accounts.workload import COPY_TOLERANCE, Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 

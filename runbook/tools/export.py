@@ -13,8 +13,7 @@ from typing import Any
 
 from runbook.engine.intact import doubt, untrusted
 from runbook.errors import RunbookError
-from runbook.folder import RECORD_FILE, run_folders
-from runbook.folder.journal import RUNNING, running_text
+from runbook.folder import RECORD_FILE, RUNNING, run_folders, running_text
 from runbook.folder.launch.shapes import is_any_number
 from runbook.folder.manifest import load_record
 from runbook.records import Check, Measurement, RunRecord, Verdict, satisfies

@@ -10,9 +10,8 @@ import numpy as np
 import pandas as pd
 
 from nsa.contract.digests import recomputed_steps
-from runbook.accounts import model, tables
+from runbook.accounts import Workload, model, tables
 from runbook.accounts.registry import Row, Sources, unbalanced
-from runbook.accounts.workload import Workload
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 from tests.factory import ranks as made

@@ -11,10 +11,9 @@ import pytest
 from nsa.contract.digests import recomputed_steps
 from nsa.data.source import GeneratedSource
 from nsa.settings import Share
-from nsa.witness.accounts import batch_digest
-from runbook.accounts import data
+from nsa.witness import batch_digest
+from runbook.accounts import GeneratedData, data
 from runbook.accounts.data import data_account, held_out_account
-from runbook.accounts.workload import GeneratedData
 from runbook.records.evidence import RankLog
 from tests.accounts.launches import DATA, WORK, Ranks, all_accounts, changed, honest, steps_of
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from runbook.accounts import Keeping
 from runbook.accounts.settings import (
     bucket_account,
     bucket_words,
     checkpoints_left_out,
     saved_account,
 )
-from runbook.accounts.workload import Keeping
 from runbook.records.evidence import RankLog
 from tests.accounts.launches import Ranks, honest
 

@@ -13,10 +13,10 @@ import torch
 from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import Event
 from nsa.model import NSALanguageModel
+from runbook.accounts import GeneratedData, Workload
 from runbook.accounts.between_steps import fetch_account
 from runbook.accounts.first_weights import size_account
 from runbook.accounts.gradients import gradient_account
-from runbook.accounts.workload import GeneratedData, Workload
 from runbook.folder.launch.shapes import ENV, shaped
 from tests.accounts.launches import STEPS, Ranks, changed, ending_of, honest, proof_of, steps_of
 

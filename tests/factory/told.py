@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from runbook.accounts.workload import GeneratedData
+from runbook.accounts import GeneratedData
 
 # Of the text of its first documents.
 TEXT = {"documents": 2, "bytes": 129, "read": "5e", "decoded": "5e", "apart": None}

@@ -15,7 +15,7 @@ import yaml
 
 from nsa.contract.digests import recomputed_steps
 from nsa.toggles import TOGGLES
-from runbook.accounts.workload import KINDS, GeneratedData
+from runbook.accounts import KINDS, GeneratedData
 from runbook.config import Profile, Workload
 from runbook.records import Launch
 from runbook.records.evidence import Effect, LaunchEvidence, RankLog

@@ -17,9 +17,9 @@ from nsa.data.source import Batch
 from nsa.projection import _Split
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
-from nsa.witness.accounts import updates
 from nsa.witness.shadow import Shadow
 from nsa.witness.shadow.recompute import branch_use
+from nsa.witness.shadow.sample import updates
 from runbook.accounts.optimizer import shadow_account
 from tests.accounts.launches import WORK, changed, ending_of, honest
 from tests.train import engines

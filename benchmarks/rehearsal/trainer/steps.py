@@ -20,7 +20,7 @@ from benchmarks.rehearsal.trainer.job import Job
 from nsa.data.source import chain_entropy_nats
 from nsa.launch.asked import Block
 from nsa.step.optimizer import learning_rate
-from runbook.accounts.workload import GeneratedData
+from runbook.accounts import GeneratedData
 
 # Standard deviations, as shares: of one launch's pace, and of one step's time.
 LAUNCH_NOISE, STEP_NOISE = 0.01, 0.006

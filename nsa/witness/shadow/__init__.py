@@ -4,14 +4,15 @@ At a few pairs of steps that the run's token draws, a sample of every piece of t
 noted (`sample`): gradient as reduced and before it is clipped, weight and both moments before and
 after the update. In some of these steps loss and gradient are computed a second time (`recompute`).
 In between all has to rest (`Rest`). Nothing waits for the device before the run has ended: then
-what was noted is held against the equations (`report`).
+what was noted is held against what it had to be. An update follows from the gradient, the config
+and its learning-rate schedule, a gradient from the micro-batches.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,9 +22,28 @@ from torch import Tensor
 from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data.source import Batch
 from nsa.step.engine import Engine
-from nsa.witness.accounts import plain_floats
-from nsa.witness.shadow import recompute, report
-from nsa.witness.shadow.sample import SAMPLED, Begun, Sample, Seen
+from nsa.witness.shadow import recompute
+from nsa.witness.shadow.sample import (
+    BETAS,
+    EPS,
+    SAMPLED,
+    Begun,
+    Sample,
+    Seen,
+    at_least_one,
+    or_null,
+    plain_floats,
+)
+
+# The update itself takes some ten roundings more than adding it to the weight does.
+_UPDATE_ROUNDINGS = 16
+# Squares of what is smaller than this underflow in float32, and are far below epsilon.
+_FLOOR = 1e-30
+# torch takes a norm that it clips for so much larger.
+_CLIP_EPS = 1e-6
+_ROUNDOFF = 2.0**-24
+# Elements of a tensor that are looked at in every step.
+_WINDOW = 1 << 16
 
 
 class Shadow:
@@ -88,7 +108,7 @@ class Shadow:
         # Numbers of the host: those of every step.
         rates = [float(group["lr"]) for group in self._engine.optimizer.param_groups]
         due = self._engine.rate(step)
-        self._rate = report.worst([self._rate, *(abs(own - due) / (due or 1.0) for own in rates)])
+        self._rate = _worst([self._rate, *(abs(own - due) / (due or 1.0) for own in rates)])
         if step in self._begun:
             self._seen[step] = self._sample.seen(self._begun.pop(step), norm)
 
@@ -102,26 +122,182 @@ class Shadow:
         the last update left them, and counts that did not go up by one; `left`: elements that had a
         gradient before the step's first backward pass.
         """
-        gaps, jumps = report.Updates(self._engine, self._sample).gaps(self._seen)
+        gaps, jumps = _Updates(self._engine, self._sample).gaps(self._seen)
         told = plain_floats({**gaps, "rate": self._rate})
         rest = {"jumps": jumps + self.rest.jumps(), "left": self.rest.left()}
         return {"steps": list(self._seen), **told, **rest}
 
     def parted(self) -> str:
-        """Which parameters differ between the ranks, and since when, in words. A collective."""
-        return report.parted(self._engine, self._sample, self._seen)
+        """Which parameters differ between the ranks, and since when, in words. A collective.
+
+        Later on all of them do: each follows from the others.
+        """
+        ranks, device, sample = self._engine.ranks, self._engine.device, self._sample
+        named = {id(parameter): name for name, parameter in self._engine.model.named_parameters()}
+        one_each = torch.arange(len(sample.parameters), device=device)
+        none = torch.zeros(len(one_each), dtype=torch.float64, device=device)
+        for step, seen in sorted(self._seen.items()):
+            for what, own, of in (
+                ("gradient", seen.begun.gradient, sample.owners.to(device)),
+                ("weights", seen.state.bits[0], one_each),
+            ):
+                off = (own != ranks.tensor_of_rank0(own)).double()
+                found = ranks.sum(none.index_add(0, of, off).tolist())
+                apart = [named[id(p)] for p, n in zip(sample.parameters, found, strict=True) if n]
+                if apart:
+                    count = f"{len(apart)} of {len(found)} parameters"
+                    return f"seen first in step {step}: the {what} of {count}, first {apart[0]}"
+        return "since the last update"
 
     def report_recomputed(self) -> dict[str, Any]:
-        """What `report.gradients` says of the steps that were computed twice. Synchronizes."""
-        return report.gradients(self._engine, self._sample, self._again, self._seen, self._off)
+        """The steps computed twice, the losses that they had to have, the gradients' largest gap.
+
+        `norms`: of the gradients as they were before clipping; null of one that is not finite.
+        `gradient`: of a piece, or of a parameter's sums, in root mean squares, as a share of what
+        the ranks' gradients are.
+        seams, layers, logits, slopes: by step, as `OracleCheck.step_errors` says, and not of the
+        first; in half types seams alone.
+        `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
+        gradients' errors are on average, as `Bias` tells it. `gates`: of each step and layer what
+        `branch_use` says; null on other ranks than 0, which writes gates.csv. Synchronizes.
+        """
+        gaps, apart, bias = [0.0], [0.0], recompute.Bias()
+        ended = [step for step in self._again if step in self._seen]
+        for step in ended:
+            twice, begun = self._again[step], self._seen[step].begun
+            asked = torch.tensor(twice.asked)[self._sample.owners]
+            rescaled = begun.gradient.double() * (twice.scale / begun.scale)
+            reduced = rescaled * asked.to(rescaled.device)
+            # A step that the scaler leaves out has no gradient to hold.
+            if _moves(self._engine, begun):
+                gaps.append(recompute.gap(twice, reduced, SAMPLED))
+                # Of elements alone: sums are not rounded.
+                bias = bias.with_step(twice, reduced[: len(self._sample.owner)])
+                apart += [] if twice.apart is None else [float(twice.apart)]
+        gates = [self._again[step].gates.tolist() for step in ended]
+        return {
+            "steps": ended,
+            "losses": [float(self._again[step].loss) for step in ended],
+            "norms": [or_null(self._seen[step].begun.true_norm()) for step in ended],
+            **plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)}),
+            "bias": plain_floats(bias.report()),
+            "gates": gates if self._engine.ranks.rank == 0 else None,
+            **{
+                name: {
+                    step: or_null(errors[name])
+                    for step, errors in self._off.items()
+                    if step in ended and name in errors
+                }
+                for name in ("seams", "layers", "logits", "slopes")
+            },
+        }
+
+
+class _Updates:
+    """The updates of the steps that were seen, held against AdamW's equation."""
+
+    def __init__(self, engine: Engine, sample: Sample) -> None:
+        self._engine, self._owner = engine, sample.owner
+        # Matrices decay, nothing else does.
+        decay = engine.plan.config.train.weight_decay
+        self._decay = torch.tensor(
+            [decay * (p.dim() >= 2) for p in sample.parameters], dtype=torch.float64
+        )
+
+    def gaps(self, steps: Mapping[int, Seen]) -> tuple[dict[str, float], int]:
+        """The largest gap of each kind, and how much jumped from one step to the next."""
+        found = dict.fromkeys(("weight", "first_moment", "second_moment", "norm"), 0.0)
+        jumps = 0
+        for step, seen in steps.items():
+            gaps, wrong_counts = self._of_step(step, seen)
+            found = {name: _worst([found[name], gap]) for name, gap in gaps.items()}
+            jumps += wrong_counts
+            earlier = steps.get(step - 1)
+            if earlier is not None:
+                jumps += int((earlier.state.bits != seen.begun.state.bits).sum())
+        return found, jumps
+
+    def _of_step(self, step: int, seen: Seen) -> tuple[dict[str, float], int]:
+        """The gaps of one step by name, and how many parameters count it otherwise than once."""
+        begun = seen.begun
+        norm, told = begun.true_norm(), float(seen.norm)
+        rate = self._engine.rate(step)
+        left_out = not _moves(self._engine, begun)
+        moving = torch.tensor(begun.has_gradient) & (not left_out)
+        before, after = (s.values.double().cpu() for s in (begun.state, seen.state))
+        was, now = (s.counts.double().cpu() for s in (begun.state, seen.state))
+        limit = self._engine.plan.config.train.grad_clip
+        clipped = min(1.0, limit / (told + _CLIP_EPS)) if limit else 1.0
+        wanted, explained = _updated(
+            before,
+            begun.gradient[: len(self._owner)].double().cpu() * (clipped / begun.scale),
+            rate=rate,
+            decay=self._decay[self._owner],
+            count=now[self._owner],
+        )
+        idle = ~moving[self._owner]
+        wanted[:, idle] = before[:, idle]
+        off = (after - wanted).abs() / (_ROUNDOFF * explained)
+        off[:, idle] = (after != before)[:, idle].double() / _ROUNDOFF
+        gaps = dict(
+            zip(("weight", "first_moment", "second_moment"), off.amax(1).tolist(), strict=True)
+        )
+        gaps["weight"] = _worst([gaps["weight"], self._as_a_whole(seen, rate * moving)])
+        gaps |= {"norm": 0.0 if left_out else abs(told / norm - 1) if norm else told}
+        return gaps, int((now != was + moving).sum())
+
+    def _as_a_whole(self, seen: Seen, rate: Tensor) -> float:
+        """How far the sums of all weights are from AdamW's with these moments, in roundoffs."""
+        before, after, way, sizes = (
+            x.cpu() for x in (seen.begun.state.sums, seen.state.sums, seen.way, seen.sizes)
+        )
+        counts = seen.state.counts.cpu()
+        wanted, explained = _moved(before, way, sizes, rate=rate, decay=self._decay, count=counts)
+        return float(((after - wanted).abs() / (_ROUNDOFF * explained)).max())
+
+
+def _worst(gaps: list[float]) -> float:
+    """The largest; a NaN stays the worst."""
+    return next((one for one in gaps if one != one), max(gaps))
+
+
+def _moves(engine: Engine, begun: Begun) -> bool:
+    """Under a scaler, a step whose gradients are not finite is left out."""
+    return not engine.scaler.is_enabled() or float(begun.norm) < float("inf")
+
+
+def _updated(
+    before: Tensor, gradient: Tensor, *, rate: float, decay: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Weight and moments [3, N] after an update, and the sizes that its roundings are shares of."""
+    weight, first, second = before
+    beta1, beta2 = BETAS
+    first_new = beta1 * first + (1 - beta1) * gradient
+    second_new = beta2 * second + (1 - beta2) * gradient.square()
+    root = (second_new / (1 - beta2**count)).sqrt() + EPS
+    way = rate / (1 - beta1**count)
+    weight_new = weight * (1 - rate * decay) - way * first_new / root
+    sizes = beta1 * first.abs() + (1 - beta1) * gradient.abs()
+    explained = [weight.abs() + _UPDATE_ROUNDINGS * way * sizes / root, sizes, second_new]
+    return torch.stack([weight_new, first_new, second_new]), torch.stack(explained) + _FLOOR
+
+
+def _moved(
+    before: Tensor, way: Tensor, sizes: Tensor, *, rate: Tensor, decay: Tensor, count: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Sums [P, n] of all weights after an update, and the sizes that roundings are shares of.
+
+    before, way: sums of weights and of `way_of`. sizes [P, 2]: the root mean squares of `way_of`
+    and of the weights. rate, decay, count: of each parameter [P].
+    """
+    share = rate / (1 - BETAS[0] ** at_least_one(count))
+    wanted = before * (1 - rate * decay)[:, None] - way * share[:, None]
+    explained = sizes[:, 1] + _UPDATE_ROUNDINGS * share * sizes[:, 0] + _FLOOR
+    return wanted, explained[:, None]
 
 
 def _seed(token: str) -> int:
     return int.from_bytes(hashlib.blake2b(token.encode(), digest_size=7).digest(), "little")
-
-
-# Elements of a tensor that are looked at in every step.
-_WINDOW = 1 << 16
 
 
 class Rest:

@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 from pydantic import ValidationError
 
+from runbook.accounts import Workload
 from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
-from runbook.accounts.workload import Workload
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.records import Launch, LaunchResult, RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
