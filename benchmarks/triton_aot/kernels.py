@@ -12,8 +12,13 @@ from typing import Any
 
 import torch
 
-from nsa.attention.triton.selected_tiles import ByBlock, choose_cut
-from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_window_cut
+from nsa.attention.triton import (
+    ByBlock,
+    Tile,
+    choose_compressed_cut,
+    choose_selected_cut,
+    choose_window_cut,
+)
 from nsa.config import NSAConfig
 
 # Arguments that point to numbers of the call's own type.
@@ -87,7 +92,7 @@ def selected(
     from nsa.attention.triton import selected as launch
     from nsa.attention.triton.selected import readers, rows
 
-    cut = adjust("selected", choose_cut(cfg, seq_len, pairs))
+    cut = adjust("selected", choose_selected_cut(cfg, seq_len, pairs))
     shape = launch.shape_constants(cfg)
     listed = launch.list_constants(cfg, cut)
     for name, fill in (("list", False), ("list (fill)", True)):
@@ -170,7 +175,7 @@ def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) 
 
     cuts = launch.Cuts(
         compressed=adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)),
-        selected=adjust("selected", choose_cut(cfg, seq_len, pairs)),
+        selected=adjust("selected", choose_selected_cut(cfg, seq_len, pairs)),
         window=adjust("window", choose_window_cut(cfg, seq_len, pairs)),
     )
     of_window = dict.fromkeys(("parts_k", "parts_v"), "fp32" if cuts.window.pieces > 1 else "bf16")

@@ -10,10 +10,10 @@ WIDTH, of rows and keys of D numbers: `padded(D)`, and BLOCK: `padded(L_SEL)`.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton import tiles
+from nsa.attention.triton import padded as _padded
 
 NOTHING = tl.constexpr(float("-inf"))
-padded = triton.constexpr_function(tiles.padded)
+padded = triton.constexpr_function(_padded)
 
 
 @triton.jit

@@ -15,9 +15,9 @@ import torch
 import triton
 from torch import Tensor
 
+from nsa.attention.triton import LEAST, CompressedCut, SelectedCut, Tile, WindowCut, padded, window
 from nsa.attention.triton import compressed as compressed
 from nsa.attention.triton import selected as selected
-from nsa.attention.triton import window
 from nsa.attention.triton.core.kernels import first_kernel, queries_kernel, sums_kernel
 from nsa.attention.triton.launch import (
     cut_of,
@@ -28,8 +28,6 @@ from nsa.attention.triton.launch import (
     scale_of,
     strides_of,
 )
-from nsa.attention.triton.selected_tiles import Cut
-from nsa.attention.triton.tiles import LEAST, CompressedCut, Tile, WindowCut, padded
 from nsa.config import NSAConfig
 
 
@@ -63,7 +61,7 @@ class Cuts:
     """How the branches of one call are cut."""
 
     compressed: CompressedCut
-    selected: Cut
+    selected: SelectedCut
     window: WindowCut
 
     @classmethod
