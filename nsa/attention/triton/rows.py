@@ -26,6 +26,25 @@ def load_keys(base, stride, first, end, KEYS: tl.constexpr, D: tl.constexpr):
 
 
 @triton.jit
+def load_block(base, stride, block, seq_len, L_SEL: tl.constexpr, D: tl.constexpr):
+    """The keys or values [BLOCK, WIDTH] of a block; zeros beyond it, the sequence and D."""
+    end = tl.minimum(block * L_SEL + L_SEL, seq_len)
+    return load_keys(base, stride, block * L_SEL, end, padded(L_SEL), D)
+
+
+@triton.jit
+def block_side(
+    k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
+):  # fmt: skip
+    """What a program that owns a block begins with: keys, values, each one's token (or seq_len)."""
+    keys = load_block(k + batch * k_b + group * k_g, k_t, block, seq_len, L_SEL, D_K)
+    values = load_block(v + batch * v_b + group * v_g, v_t, block, seq_len, L_SEL, D_V)
+    inner = tl.arange(0, padded(L_SEL))
+    return keys, values, tl.where(inner < L_SEL, block * L_SEL + inner, seq_len)
+
+
+@triton.jit
 def this_tile(seq_len, groups, HEADS: tl.constexpr, ROWS: tl.constexpr):
     """The program's tile, its pair of batch and group, and of its rows number, token and head."""
     # Late tiles have the most to do: they begin first.

@@ -23,14 +23,14 @@ from nsa.attention.triton.launch import (
     scale_of,
     strides_of,
 )
-from nsa.attention.triton.selected.blocks import (
+from nsa.attention.triton.selected.queries import (
+    forward_kernel,
     gradient_merge_kernel,
     gradient_part_kernel,
     merge_kernel,
     part_kernel,
 )
 from nsa.attention.triton.selected.readers import list_kernel, piece_kernel, place_kernel
-from nsa.attention.triton.selected.rows import forward_kernel
 from nsa.config import NSAConfig
 
 
