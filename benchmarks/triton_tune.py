@@ -3,7 +3,7 @@
     python -m benchmarks.triton_tune --out DIR [--shapes 2x2048,1x32768] [--only forward,...]
         [--left-s 300] [--processes 12]
 
-A knob is a part of a cut (`tiles.Cut`, `CompressedCut`, `WindowCut`) and the kernels that it
+A knob is a part of a cut (`SelectedCut`, `CompressedCut`, `WindowCut`) and the kernels that it
 decides. Each of its values is put in the place of the shipped one, alone; one forward and backward
 pass of the whole core then runs under the profiler, at the production shape in bfloat16. What a
 value computes is held against what the shipped cut computes, so that a wrong one cannot win.
@@ -39,9 +39,8 @@ from benchmarks.attention.checks import CFG, inputs, largest_error, ours
 from benchmarks.attention.times import breakdown
 from benchmarks.attention_gpu import sparse
 from benchmarks.program import TO_BE_CONTINUED, Program, markdown_table, names
-from nsa.attention.triton import launch
+from nsa.attention.triton import Tile, launch
 from nsa.attention.triton.launch import file_of, get, put, shapes_of
-from nsa.attention.triton.tiles import Tile
 from runbook.files import write_atomic
 
 # What a different order of sums may change, as a share of the largest number: bfloat16's rounding.

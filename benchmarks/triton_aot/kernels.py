@@ -12,8 +12,13 @@ from typing import Any
 
 import torch
 
-from nsa.attention.triton.selected_tiles import ByBlock, choose_cut
-from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_window_cut
+from nsa.attention.triton import (
+    ByBlock,
+    Tile,
+    choose_compressed_cut,
+    choose_selected_cut,
+    choose_window_cut,
+)
 from nsa.config import NSAConfig
 
 # Arguments that point to numbers of the call's own type.
@@ -85,9 +90,9 @@ def selected(
 ) -> Iterator[Kernel]:
     """The selected branch: lists of blocks, forward with the gated sum, gradients of keys."""
     from nsa.attention.triton import selected as launch
-    from nsa.attention.triton.selected import readers, rows
+    from nsa.attention.triton.selected import queries, readers
 
-    cut = adjust("selected", choose_cut(cfg, seq_len, pairs))
+    cut = adjust("selected", choose_selected_cut(cfg, seq_len, pairs))
     shape = launch.shape_constants(cfg)
     listed = launch.list_constants(cfg, cut)
     for name, fill in (("list", False), ("list (fill)", True)):
@@ -98,13 +103,13 @@ def selected(
     if cut.by_block:
         yield from _by_block(cfg, cut.by_block)
         return
-    yield _tiled("forward", rows.forward_kernel, cut.forward, shape)
+    yield _tiled("forward", queries.forward_kernel, cut.forward, shape)
 
 
 def _by_block(cfg: NSAConfig, cut: ByBlock) -> Iterator[Kernel]:
     """Instead of those that walk: blocks own the work, and parts are of the call's type."""
     from nsa.attention.triton import selected as launch
-    from nsa.attention.triton.selected import blocks, readers
+    from nsa.attention.triton.selected import queries, readers
 
     pointers = {name: kind for name, kind in _POINTERS.items() if name != "parts"}
     of: dict[str, Any] = {"pointers": pointers, "own": (*_OWN, "parts")}
@@ -117,10 +122,10 @@ def _by_block(cfg: NSAConfig, cut: ByBlock) -> Iterator[Kernel]:
         constants={"TOKENS": launch.TOKENS_OF_PLACES}, **of,
     )  # fmt: skip
     for name, function, tile, constants in (
-        ("forward by block", blocks.part_kernel, cut.forward, piece),
-        ("merge", blocks.merge_kernel, cut.merge, output | places),
-        ("dq by block", blocks.gradient_part_kernel, cut.query_gradient, piece),
-        ("dq merge", blocks.gradient_merge_kernel, cut.merge, gradient | places),
+        ("forward by block", queries.part_kernel, cut.forward, piece),
+        ("merge", queries.merge_kernel, cut.merge, output | places),
+        ("dq by block", queries.gradient_part_kernel, cut.query_gradient, piece),
+        ("dq merge", queries.gradient_merge_kernel, cut.merge, gradient | places),
     ):
         yield _tiled(name, function, tile, constants, dots="by block" in name, **of)
 
@@ -166,21 +171,20 @@ def window(
 def core(cfg: NSAConfig, seq_len: int, pairs: int, adjust: Adjust = as_assumed) -> Iterator[Kernel]:
     """What serves several branches at once."""
     from nsa.attention.triton import core as launch
-    from nsa.attention.triton.core import kernels
 
     cuts = launch.Cuts(
         compressed=adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)),
-        selected=adjust("selected", choose_cut(cfg, seq_len, pairs)),
+        selected=adjust("selected", choose_selected_cut(cfg, seq_len, pairs)),
         window=adjust("window", choose_window_cut(cfg, seq_len, pairs)),
     )
     of_window = dict.fromkeys(("parts_k", "parts_v"), "fp32" if cuts.window.pieces > 1 else "bf16")
     of: dict[str, Any] = {"pointers": _POINTERS | of_window}
     began = launch.first_constants(cfg, torch.bfloat16, cuts.window)
-    yield _tiled("window forward, pool", kernels.first_kernel, cuts.window.forward, began, **of)
+    yield _tiled("window forward, pool", launch.first_kernel, cuts.window.forward, began, **of)
     given = launch.queries_constants(cfg, cuts)
-    yield _tiled("dq of all", kernels.queries_kernel, cuts.queries, given, **of)
+    yield _tiled("dq of all", launch.queries_kernel, cuts.queries, given, **of)
     yield Kernel(
-        name="sums", function=kernels.sums_kernel, constants=launch.sums_constants(cfg, cuts), **of
+        name="sums", function=launch.sums_kernel, constants=launch.sums_constants(cfg, cuts), **of
     )
 
 

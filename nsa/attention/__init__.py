@@ -22,7 +22,7 @@ from nsa.attention.selection import block_map as block_map
 from nsa.attention.selection import full_float32
 from nsa.attention.selection import ranges_v1 as ranges_v1
 from nsa.attention.selection import ranges_v2 as ranges_v2
-from nsa.attention.triton.tiles import triton_problem
+from nsa.attention.triton import triton_problem
 from nsa.config import BATCHED, NSAConfig, Way
 from nsa.contract import NSAError, raise_problems
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nsa.attention.branches import split_dim
 from nsa.attention.tracing import operator, profile_range
-from nsa.attention.triton.tiles import words_of_bits
+from nsa.attention.triton import words_of_bits
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
 

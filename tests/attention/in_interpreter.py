@@ -26,9 +26,8 @@ from triton.runtime import interpreter
 from nsa.attention import attend
 from nsa.attention.branches import Branches
 from nsa.attention.tracing import count_ranges
-from nsa.attention.triton import operators
+from nsa.attention.triton import TERMS, operators
 from nsa.attention.triton.operators import SELECTED_OPERATOR, WINDOW_OPERATOR
-from nsa.attention.triton.tiles import TERMS
 from nsa.config import Phi, Way
 from nsa.contract import ATTEND_RANGE, WIN_RANGE
 from nsa.launch.plan import plan_launch

@@ -15,10 +15,13 @@ import torch
 import nsa
 from benchmarks.triton_aot.loops import main_loop
 from nsa.attention import choose_selected, nsa_attention
-from nsa.attention.triton import selected_tiles as tiles
-from nsa.attention.triton.tiles import (
+from nsa.attention.triton import (
     choose_compressed_cut,
+    choose_selected_cut,
     choose_window_cut,
+    cost_by_block,
+    cost_of_walk,
+    cut_by_block,
     register_limit,
     shape_problem,
 )
@@ -123,13 +126,13 @@ def test_the_assembler_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("seq_len", [1024, 4096, 8192, 131_072])
 def test_blocks_own_the_work_of_long_sequences(seq_len: int) -> None:
     """Their parts take no more than queries and output, or 256 MiB; all pieces have a place."""
-    cut = tiles.choose_cut(CFG, seq_len, 4)
+    cut = choose_selected_cut(CFG, seq_len, 4)
     assert (cut.by_block is not None) == (seq_len >= 8192)
     # A query comes with half of all blocks, and its own.
-    walk = tiles.cost_of_walk(CFG, seq_len, 128)
-    assert walk == (seq_len / 64 + 1) / 2 < tiles.cost_of_walk(CFG, seq_len, 64)
-    assert (tiles.cost_by_block(CFG, seq_len) < walk) == (cut.by_block is not None)
-    run = tiles.cut_by_block(CFG, seq_len, 4)
+    walk = cost_of_walk(CFG, seq_len, 128)
+    assert walk == (seq_len / 64 + 1) / 2 < cost_of_walk(CFG, seq_len, 64)
+    assert (cost_by_block(CFG, seq_len) < walk) == (cut.by_block is not None)
+    run = cut_by_block(CFG, seq_len, 4)
     # Of 2 bytes, and a float32 for each part. One run less would not do.
     part, n_runs = (64 * 2 + 4) * run.places, -(-seq_len // run.tokens)
     room = max(seq_len * 2 * 64 * 2, (256 << 20) / (4 * 6))
@@ -146,7 +149,7 @@ def test_blocks_own_the_work_of_long_sequences(seq_len: int) -> None:
 @pytest.mark.parametrize("seq_len", [1, 63, 2048, 4099, 131_072])
 def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
     """All readers in few blocks, or spread evenly: each list's pieces have a place."""
-    cut = tiles.choose_cut(CFG, seq_len, 4)
+    cut = choose_selected_cut(CFG, seq_len, 4)
     # Float32 of 64 keys beside 6 heads of 2 bytes, or as few as leave the device something to do.
     assert 64 * 4 * cut.n_pieces <= seq_len * 6 * 2 or 4 * cut.n_pieces < 2 * 1024
     blocks, total = CFG.n_blocks(seq_len), seq_len * min(CFG.n_sel, CFG.n_blocks(seq_len))

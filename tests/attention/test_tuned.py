@@ -11,10 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.attention.triton import launch
+from nsa.attention.triton import (
+    Tile,
+    choose_compressed_cut,
+    choose_selected_cut,
+    choose_window_cut,
+    launch,
+)
 from nsa.attention.triton.operators import config_of
-from nsa.attention.triton.selected_tiles import choose_cut
-from nsa.attention.triton.tiles import Tile, choose_compressed_cut, choose_window_cut
 from nsa.config import NSAConfig
 from tests.factory.tables import rows, table
 
@@ -24,7 +28,7 @@ DEVICE = "NVIDIA Made-Up 80GB (HBM3)"
 CHOICES = rows(__file__, "choices")
 # What is assumed where nothing was measured.
 CUTS: dict[str, Callable[..., Any]] = {
-    "selected": choose_cut,
+    "selected": choose_selected_cut,
     "compressed": choose_compressed_cut,
     "top": choose_compressed_cut,
     "window": choose_window_cut,

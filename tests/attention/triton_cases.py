@@ -15,8 +15,7 @@ from torch import Tensor
 
 import nsa
 from nsa.attention.selection import block_bits, ranges_v1
-from nsa.attention.triton.selected_tiles import ByBlock, Cut
-from nsa.attention.triton.tiles import CompressedCut, Tile, WindowCut
+from nsa.attention.triton import ByBlock, CompressedCut, SelectedCut, Tile, WindowCut
 from nsa.config import Phi
 from nsa.witness import oracle
 from nsa.witness.oracle import BRANCHES
@@ -107,7 +106,7 @@ class Case:
             **alike, merge=tile, tokens=self.run, places=places, piece=self.readers,
             n_blocks=n_blocks,
         )  # fmt: skip
-        cut = Cut(
+        cut = SelectedCut(
             **alike, key_gradient=tile, piece=self.readers, n_blocks=n_blocks, readers=s * places,
             by_block=by_block if self.run else None,
         )  # fmt: skip

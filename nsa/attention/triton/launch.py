@@ -1,6 +1,6 @@
 """What every launch of kernels needs: room for results, strides, the device, and the cut for it.
 
-How kernels are cut where that was measured takes the place of what `tiles` assumes.
+How kernels are cut where that was measured takes the place of what the package assumes.
 `python -m benchmarks.triton_tune --save` writes one file of tuned/ for a device, by the name that
 its driver gives it: the shape and the lengths that were measured, and the parts of a cut that were
 faster there than the assumed ones. `untimed` beside a part: no device has run it, it takes the
@@ -24,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nsa.attention.triton.selected_tiles import choose_cut
-from nsa.attention.triton.tiles import (
+from nsa.attention.triton import (
     Tile,
     choose_compressed_cut,
+    choose_selected_cut,
     choose_window_cut,
     register_limit,
 )
@@ -121,7 +121,7 @@ def put(cut: Any, field: str, value: Any) -> Any:
 
 # What is assumed of each branch, for a config, a length and pairs = batch x kv groups.
 CHOOSERS: dict[str, Callable[[NSAConfig, int, int], Any]] = {
-    "selected": choose_cut,
+    "selected": choose_selected_cut,
     "compressed": choose_compressed_cut,
     "top": choose_compressed_cut,
     "window": choose_window_cut,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.tracing import config_of, differentiate, operator
-from nsa.attention.triton.tiles import TERMS, room_for_bits
+from nsa.attention.triton import TERMS, room_for_bits
 
 # What they are to profilers and dispatch modes.
 RANGES_OPERATOR, SELECTED_OPERATOR, WINDOW_OPERATOR = "top_blocks", "core", "window_and_terms"

@@ -10,10 +10,10 @@ WIDTH, of rows and keys of D numbers: `padded(D)`, and BLOCK: `padded(L_SEL)`.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton import tiles
+from nsa.attention.triton import padded as _padded
 
 NOTHING = tl.constexpr(float("-inf"))
-padded = triton.constexpr_function(tiles.padded)
+padded = triton.constexpr_function(_padded)
 
 
 @triton.jit
@@ -23,6 +23,25 @@ def load_keys(base, stride, first, end, KEYS: tl.constexpr, D: tl.constexpr):
     dim = tl.arange(0, padded(D))
     inside = (token < end)[:, None] & (dim < D)[None, :]
     return tl.load(base + token.to(tl.int64)[:, None] * stride + dim[None, :], inside, 0.0)
+
+
+@triton.jit
+def load_block(base, stride, block, seq_len, L_SEL: tl.constexpr, D: tl.constexpr):
+    """The keys or values [BLOCK, WIDTH] of a block; zeros beyond it, the sequence and D."""
+    end = tl.minimum(block * L_SEL + L_SEL, seq_len)
+    return load_keys(base, stride, block * L_SEL, end, padded(L_SEL), D)
+
+
+@triton.jit
+def block_side(
+    k, v, block, batch, group, seq_len, k_b, k_t, k_g, v_b, v_t, v_g, L_SEL: tl.constexpr,
+    D_K: tl.constexpr, D_V: tl.constexpr,
+):  # fmt: skip
+    """What a program that owns a block begins with: keys, values, each one's token (or seq_len)."""
+    keys = load_block(k + batch * k_b + group * k_g, k_t, block, seq_len, L_SEL, D_K)
+    values = load_block(v + batch * v_b + group * v_g, v_t, block, seq_len, L_SEL, D_V)
+    inner = tl.arange(0, padded(L_SEL))
+    return keys, values, tl.where(inner < L_SEL, block * L_SEL + inner, seq_len)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.attention.triton import WindowCut
 from nsa.attention.triton.launch import head_constants, how, scale_of, strides_of
 from nsa.attention.triton.rows import (
     NOTHING,
@@ -31,7 +32,6 @@ from nsa.attention.triton.rows import (
     store_rows,
     tile_of,
 )
-from nsa.attention.triton.tiles import WindowCut
 from nsa.config import NSAConfig
 
 

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nsa.attention.triton import LEAST, TERMS, CompressedCut, room_for_bits
 from nsa.attention.triton.compressed.rows import compressed_kernel, seen_keys
 from nsa.attention.triton.compressed.top import top_kernel
 from nsa.attention.triton.launch import (
@@ -26,7 +27,6 @@ from nsa.attention.triton.launch import (
     strides_of,
 )
 from nsa.attention.triton.rows import give_keys, load_keys, load_rows, padded, store_part
-from nsa.attention.triton.tiles import LEAST, TERMS, CompressedCut, room_for_bits
 from nsa.config import NSAConfig
 
 # Tokens that a program of pooling reads at once: a block of the production shape.

@@ -17,7 +17,7 @@ S x S/l_sel numbers.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton import tiles
+from nsa.attention.triton import steps_of as _steps_of
 from nsa.attention.triton.compressed.rows import exact_dot, load_terms, rounded_dot, seen_keys
 from nsa.attention.triton.rows import NOTHING, load_rows, padded
 from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS
@@ -25,7 +25,7 @@ from nsa.config import FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS
 _INITIAL, _LOCAL = tl.constexpr(FORCED_INITIAL_BLOCKS), tl.constexpr(FORCED_LOCAL_BLOCKS)
 # Beyond every index of a block.
 _NO_BLOCK = tl.constexpr(2147483647)
-steps_of = triton.constexpr_function(tiles.steps_of)
+steps_of = triton.constexpr_function(_steps_of)
 
 
 @triton.constexpr_function

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from nsa.attention.triton import ByBlock, SelectedCut, padded
 from nsa.attention.triton.launch import (
     cut_of,
     device_of,
@@ -22,16 +23,14 @@ from nsa.attention.triton.launch import (
     scale_of,
     strides_of,
 )
-from nsa.attention.triton.selected.blocks import (
+from nsa.attention.triton.selected.queries import (
+    forward_kernel,
     gradient_merge_kernel,
     gradient_part_kernel,
     merge_kernel,
     part_kernel,
 )
 from nsa.attention.triton.selected.readers import list_kernel, piece_kernel, place_kernel
-from nsa.attention.triton.selected.rows import forward_kernel
-from nsa.attention.triton.selected_tiles import ByBlock, Cut
-from nsa.attention.triton.tiles import padded
 from nsa.config import NSAConfig
 
 
@@ -45,7 +44,7 @@ def forward_mixed(
     the base 2 [B*G, S*h].
     """
     batch, seq_len, groups, heads = q.shape[:4]
-    cut: Cut = cut_of("selected", q, cfg)
+    cut: SelectedCut = cut_of("selected", q, cfg)
     q, k, v, gates = (inner(x) for x in (q, k, v, gates))
     out, lse = results_of(q, cfg, q.dtype)
     mixed = torch.empty(*gates.shape[:3], cfg.d_v, dtype=gates.dtype, device=q.device)
@@ -65,7 +64,7 @@ def forward_mixed(
 
 def give_keys_of_blocks(
     q: Tensor, k: Tensor, v: Tensor, grad: Tensor, lse: Tensor, delta: Tensor, lists: Lists,
-    cfg: NSAConfig, cut: Cut,
+    cfg: NSAConfig, cut: SelectedCut,
 ) -> Tensor:  # fmt: skip
     """Start the kernel that owns blocks; parts [B*G, pieces, keys, widths].
 
@@ -134,7 +133,7 @@ def give_queries_by_block(
         )  # fmt: skip
 
 
-def piece_constants(cut: ByBlock | Cut) -> dict[str, int]:
+def piece_constants(cut: ByBlock | SelectedCut) -> dict[str, int]:
     """What kernels are compiled for that take pieces of lists, of a run or the whole sequence."""
     blocks: int = triton.next_power_of_2(cut.n_blocks)
     return {"PLACES": cut.places, "PIECE": cut.piece, "BLOCKS": blocks}
@@ -145,7 +144,7 @@ def shape_constants(cfg: NSAConfig) -> dict[str, int]:
     return head_constants(cfg) | {"L_SEL": cfg.l_sel}
 
 
-def list_constants(cfg: NSAConfig, cut: Cut) -> dict[str, int]:
+def list_constants(cfg: NSAConfig, cut: SelectedCut) -> dict[str, int]:
     """What the kernel of lists is compiled for."""
     of_run = cut.by_block.piece if cut.by_block else cut.piece
     shape = {"L_SEL": cfg.l_sel, "TOKENS": TOKENS_OF_A_LIST, "PIECE_OF_RUN": of_run}
@@ -185,7 +184,7 @@ class Lists:
             yield begin, min(begin + self.tokens, seq_len)
 
 
-def lists_of(bits: Tensor, cfg: NSAConfig, cut: Cut) -> Lists:
+def lists_of(bits: Tensor, cfg: NSAConfig, cut: SelectedCut) -> Lists:
     """Of a call that is cut so; where queries walk, of one run.
 
     The backward pass makes them again: that takes these launches, and reads the bits three times,

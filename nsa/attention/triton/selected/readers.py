@@ -20,8 +20,24 @@ program that writes it, so that equal inputs give equal bits.
 import triton
 import triton.language as tl
 
-from nsa.attention.triton.rows import give_keys, padded, store_keys, store_part, sum_parts
-from nsa.attention.triton.selected.rows import block_side, ones
+from nsa.attention.triton.rows import (
+    block_side,
+    give_keys,
+    padded,
+    store_keys,
+    store_part,
+    sum_parts,
+)
+
+
+@triton.jit
+def ones(word):
+    """How many bits of an int32 are set: sums of 2, 4, 8, 16 and 32 neighbors."""
+    word = (word & 0x55555555) + ((word >> 1) & 0x55555555)
+    word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
+    word = (word & 0x0F0F0F0F) + ((word >> 4) & 0x0F0F0F0F)
+    word = (word & 0x00FF00FF) + ((word >> 8) & 0x00FF00FF)
+    return (word & 0x0000FFFF) + ((word >> 16) & 0x0000FFFF)
 
 
 @triton.jit
