@@ -1,14 +1,14 @@
 """The real trainer with one injected fault: `-m nsa.inject KIND RANK STEP -- ARGUMENTS`.
 
-Runs inside a rank, also under torchrun. It wraps functions of the trainer, waits for its rank and
-step, notes the time in `injected.json`, and then does the real thing: a real signal, a real full
-disk, a real NaN. The trainer itself knows nothing of it. torch is imported in here only where a
-fault needs it.
+KIND is a name in `KINDS`, RANK one from 0 on or -1 for all, STEP one from 1 on; `runbook drill`
+says all three. Runs inside a rank, also under torchrun: it wraps functions of the trainer, waits
+for its rank and step, notes the time in `injected.json`, and then does the real thing: a real
+signal, a real full disk, a real NaN. The trainer itself knows nothing of it. torch is imported in
+here only where a fault needs it.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib
 import json
@@ -17,20 +17,13 @@ import resource
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import (
-    HEARTBEATS,
-    INJECTED_JSON,
-    RUN_DIR_VARIABLE,
-    TRAINING_CSV,
-    did_you_mean,
-)
+from nsa.contract import HEARTBEATS, INJECTED_JSON, RUN_DIR_VARIABLE, TRAINING_CSV
 from nsa.launch.process import leave
 from nsa.torch_env import for_good
 
@@ -300,13 +293,6 @@ def _silence_gradients(engine: Any) -> None:
         parameter.register_hook(lambda grad: grad * 0.0)
 
 
-def _drift(engine: Any) -> None:
-    import torch
-
-    with torch.no_grad():
-        next(engine.model.parameters()).add_(1.0)
-
-
 def _collapse_gates(engine: Any) -> None:
     import torch
 
@@ -400,14 +386,12 @@ KINDS: dict[str, Install] = {
     "clock_jump_hang": at_step(_jump_clock_and_sleep),
     "slow_phases": _slow_phases,
     "exit_with_static_graph": only_with("NSA_DDP_STATIC_GRAPH", "1", lambda _engine: os._exit(7)),
-    "hang_with_compression": only_with("NSA_DDP_COMPRESS", "bf16", _sleep),
     "nan": loss_as(lambda loss: loss * float("nan")),
     "inf": loss_as(lambda loss: loss * float("inf")),
     "loss_spike": loss_as(lambda loss: loss * 5.0),
     "exploding": loss_as(_scaled_gradient(1e6)),
     "zero_gradients": at_step(_silence_gradients),
     "gate_collapse": at_step(_collapse_gates),
-    "drift": at_step(_drift),
     "flatline": instead("nsa.step.clock", "Mark.seconds", lambda _real, _mark: 0.125),
     "leak": at_step(_leak, every=True),
     "device_oom": at_step(_device_oom),
@@ -422,51 +406,12 @@ KINDS: dict[str, Install] = {
 
 def main(argv: Sequence[str]) -> int:
     """Install the fault, then run the trainer in this process. Returns its exit code."""
-    cut = list(argv).index("--") if "--" in argv else len(argv)
-    options = _parser().parse_args(argv[:cut])
-    if cut == len(argv):
-        _parser().error("the trainer's own arguments follow after --")
+    kind, rank, step, _, *arguments = argv
     with for_good():
-        KINDS[options.kind](Injector(options.kind, options.rank, options.step))
+        KINDS[kind](Injector(kind, int(rank), int(step)))
         from nsa.train.__main__ import main as train
 
-    return train(argv[cut + 1 :], os.environ)
-
-
-def _parser() -> argparse.ArgumentParser:
-    kinds = textwrap.fill(", ".join(KINDS), 78, initial_indent="  ", subsequent_indent="  ")
-    parser = argparse.ArgumentParser(
-        prog="python -m nsa.inject",
-        usage="%(prog)s KIND RANK STEP -- TRAINER_ARGUMENTS",
-        description="Train as nsa.train does, with one fault injected into one rank at one step.",
-        epilog=f"kinds:\n{kinds}\n\nexample, two ranks, the second killed at step 5:\n"
-        "  torchrun --nproc_per_node=2 -m nsa.inject kill 1 5 -- "
-        "--config configs/cpu_smoke.yaml\n\n"
-        "`runbook drill` injects them all and says whether they are noticed.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("kind", metavar="KIND", type=_kind, help="what goes wrong; see below")
-    parser.add_argument(
-        "rank", metavar="RANK", type=_rank, help="in which rank, from 0; -1: in all"
-    )
-    parser.add_argument("step", metavar="STEP", type=_count, help="at which step, from 1")
-    return parser
-
-
-def _kind(text: str) -> str:
-    if text not in KINDS:
-        raise argparse.ArgumentTypeError(f"no fault {text!r}{did_you_mean(text, KINDS)}")
-    return text
-
-
-def _rank(text: str) -> int:
-    return EVERY_RANK if text == str(EVERY_RANK) else _count(text)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
-    return int(text)
+    return train(arguments, os.environ)
 
 
 if __name__ == "__main__":
