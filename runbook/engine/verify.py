@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract import sha256_of
+from nsa.contract.digests import sha256_of
 from runbook.config import registry
 from runbook.config.phase import Phase
 from runbook.config.registry import report_files
