@@ -20,7 +20,7 @@ from nsa.config import (
     Way,
 )
 from nsa.contract import GATES_COLUMNS, NSAError, names
-from nsa.projection import Columns, aligned, rotations, split_projection, split_together
+from nsa.projection import Columns, aligned, rotations, split_projection
 
 
 def gate_stats(numbers: Tensor) -> dict[str, float]:
@@ -105,10 +105,8 @@ class NSAAttention(nn.Module):
 
         turns: `turns` of S, complex, or as real numbers [S, d_k/2, 2] where a compiler reads this.
         """
-        together = self.way.by_sdpa(x.device.type) or not turns.is_complex()
-        split = split_together if together else split_projection
-        made = linear(x, aligned(self.in_proj.weight)) if together else self.in_proj(x)
-        parts = split(made, self.gate_bias, turns, self.cfg)
+        made = linear(x, aligned(self.in_proj.weight))
+        parts = split_projection(made, self.gate_bias, turns, self.cfg)
         if self.cfg.phi == "avg":
             return parts
         return replace(
