@@ -19,9 +19,7 @@ from torch.optim import Optimizer
 
 from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
 from nsa.data.source import Batch
-from nsa.layer import NSAAttention
-from nsa.model import NSALanguageModel
-from nsa.projection import Columns
+from nsa.model import Columns, NSAAttention, NSALanguageModel
 
 # Of each piece of the parameters so many elements are remembered, evenly spaced.
 _SAMPLED = 2048
