@@ -101,7 +101,7 @@ def test_a_checkout_of_another_user_is_refused_by_git_and_told_as_that(
 
 def flagged(flag: str) -> Callable[[Path], None]:
     def change(package: Path) -> None:
-        programs.git(package, "update-index", flag, "nsa/model.py")
+        programs.git(package, "update-index", flag, "nsa/layer.py")
         (package / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
 
     return change
@@ -119,7 +119,7 @@ def with_its_old_time(package: Path) -> None:
 
 
 def behind_a_filter(package: Path) -> None:
-    (package / ".git" / "info" / "attributes").write_text("nsa/model.py filter=old\n")
+    (package / ".git" / "info" / "attributes").write_text("nsa/layer.py filter=old\n")
     programs.git(package, "config", "filter.old.clean", "echo 'SCALE = 1.0'")
     (package / "nsa" / "layer.py").write_text("SCALE = 0.0\n")
 
@@ -144,9 +144,9 @@ def unchecked_cache(package: Path) -> None:
 
 
 HIDDEN: list[tuple[Callable[[Path], None], str]] = [
-    (flagged("--skip-worktree"), "nsa/model.py differs"),
-    (with_its_old_time, "nsa/model.py differs"),
-    (behind_a_filter, "nsa/model.py differs"),
+    (flagged("--skip-worktree"), "nsa/layer.py differs"),
+    (with_its_old_time, "nsa/layer.py differs"),
+    (behind_a_filter, "nsa/layer.py differs"),
     (excluded("nsa/torch.py"), "nsa/torch.py is ignored and can be imported"),
     (excluded("nsa/layer.cpython-311-x86_64-linux-gnu.so"), "is ignored and can be imported"),
     (excluded("sitecustomize.py"), "sitecustomize.py is ignored"),
@@ -173,7 +173,7 @@ def test_ordinary_ignored_files_flags_and_line_ends_are_clean(package: Path) -> 
     (package / "build").mkdir()
     (package / "build" / "made.py").write_text("")
     py_compile.compile(str(package / "nsa" / "layer.py"))
-    programs.git(package, "update-index", "--skip-worktree", "nsa/model.py")
+    programs.git(package, "update-index", "--skip-worktree", "nsa/layer.py")
     programs.git(package, "config", "core.autocrlf", "true")
     (package / "notes.txt").write_bytes(b"one\r\n")
     programs.git(package, "add", "notes.txt")
