@@ -375,7 +375,7 @@ KINDS: dict[str, Install] = {
     "hang_eval": hang_in("nsa.train.settle", "evaluate"),
     "hang_checkpoint": hang_in("nsa.train.checkpoint", "start"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
-    "data_stall": instead("nsa.data.source", "GeneratedSource.fetch", sleep_before),
+    "data_stall": instead("nsa.data", "GeneratedSource.fetch", sleep_before),
     "extra_collective": at_step(_extra_all_reduce),
     "other_op": at_step(_other_op),
     "other_shape": instead("torch.distributed", "all_reduce", _reduce_less),

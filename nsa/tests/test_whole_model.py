@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nsa.attention.selection import full_float32
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.model import Columns
 from nsa.tests import built, maths
 from nsa.tests.truth import SLOPES, Truth

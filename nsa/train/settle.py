@@ -20,7 +20,7 @@ from torch import Tensor
 from nsa import contract
 from nsa.contract import HALT_FILE, Event, ExitCode, Phase
 from nsa.contract.digests import drawn_batch
-from nsa.data.source import Source
+from nsa.data import Source
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, LineFile, say
 from nsa.launch.process import GRACE_S, Termination

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.model import Columns, NSAAttention, NSALanguageModel
 
 # Of each piece of the parameters so many elements are remembered, evenly spaced.

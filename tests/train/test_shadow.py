@@ -15,7 +15,7 @@ from torch import Tensor
 from nsa import model as models
 from nsa.attention.branches import Grouped
 from nsa.attention.tracing import count_ranges, is_watched
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
 from nsa.witness.accounts import updates
