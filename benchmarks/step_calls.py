@@ -22,8 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.program import markdown_table, numbers
 from nsa.config import Kernels, ModelConfig, NSAConfig, Way
-from nsa.model import NSALanguageModel, mean_loss
-from nsa.projection import rotations
+from nsa.model import NSALanguageModel, mean_loss, rotations
 from tests.attention.fake_cuda import Watched, fake_cuda
 
 

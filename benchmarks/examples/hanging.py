@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from nsa.inject.__main__ import main
+from nsa.inject import main
 
 if __name__ == "__main__":
     code = main(["sleep_backward", "1", "20", "--", *sys.argv[1:]])

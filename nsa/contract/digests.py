@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nsa.contract.words import CHECKSUMS_JSON, METADATA_FILE, shard_file
+from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
 
 # With everything that they require, these are what training computes with.
 _COMPUTING = ("torch", "numpy", "scipy", "pandas")

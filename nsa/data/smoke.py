@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from nsa.contract import ExitCode, NSAError
-from nsa.data.packing import open_source
-from nsa.data.source import DataStallError, Source
+from nsa.data import DataStallError, Source, open_source
 from nsa.launch.output import shout
 from nsa.launch.process import leave
 from nsa.settings import DataSection, Share, refusal

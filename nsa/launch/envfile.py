@@ -20,15 +20,8 @@ import torch
 import nsa
 from nsa.attention import choose_path
 from nsa.config import model_flops_per_token
-from nsa.contract import (
-    ENV_JSON,
-    GIT_PLACES,
-    SECRET_SHAPES,
-    URL_LOGIN,
-    installed_digest,
-    is_secret_name,
-    package_digest,
-)
+from nsa.contract import ENV_JSON, GIT_PLACES, SECRET_SHAPES, URL_LOGIN, is_secret_name
+from nsa.contract.digests import installed_digest, package_digest
 from nsa.launch.output import say, write_json
 from nsa.launch.plan import LaunchPlan
 

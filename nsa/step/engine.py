@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nsa.attention.selection import full_float32
 from nsa.contract import ELSEWHERE
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.launch.asked import why_not
 from nsa.launch.output import say
 from nsa.launch.plan import LaunchPlan

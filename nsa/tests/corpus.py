@@ -21,8 +21,7 @@ from typing import Any
 
 import pytest
 
-from nsa.data.packing import open_source
-from nsa.data.source import Source
+from nsa.data import Source, open_source
 from nsa.settings import DataSection, Share
 from nsa.tests.built import as_typed
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nsa.contract import CHECKSUMS_JSON
-from nsa.data.packing import open_source
+from nsa.data import open_source
 from nsa.launch.output import Heartbeat
 from nsa.launch.plan import plan_launch
 from nsa.launch.process import Termination

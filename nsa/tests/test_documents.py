@@ -14,8 +14,17 @@ from typing import Any
 
 import pytest
 
-from nsa.data.packing import PackedSource, is_validation, open_source
-from nsa.data.source import DEPTH, Batch, DataError, DataStallError, PrefetchSource, Source
+from nsa.data import (
+    DEPTH,
+    Batch,
+    DataStallError,
+    PackedSource,
+    PrefetchSource,
+    Source,
+    is_validation,
+    open_source,
+)
+from nsa.data.text import DataError
 from nsa.launch.ranks import Ranks
 from nsa.settings import DataSection, Share
 from nsa.tests import corpus as documents

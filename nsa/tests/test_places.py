@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from nsa.data.packing import PackedSource
-from nsa.data.source import DEPTH, Batch, DataError, PrefetchSource
-from nsa.data.text import digests
+from nsa.data import DEPTH, Batch, PackedSource, PrefetchSource
+from nsa.data.text import DataError, digests
 from nsa.step.engine import Engine, StepOutcome
 from nsa.tests import corpus as documents
 from nsa.tests.corpus import (

@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.launch.plan import Place
 from nsa.launch.process import take_signals
 from nsa.launch.ranks import Ranks, parameter_hash

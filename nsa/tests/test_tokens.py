@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.data.packing import open_tokenizer
+from nsa.data.text import open_tokenizer
 from nsa.tests.corpus import SIGNS
 
 pytestmark = pytest.mark.topic("tokens")
@@ -78,7 +78,7 @@ def test_text_is_cut_into_words_as_the_encoding_says(
     lines = (f"{base64.b64encode(word).decode()} {n}\n" for n, word in enumerate(ranks))
     table.write_text("".join(lines))
     digest = hashlib.sha256(table.read_bytes()).hexdigest()
-    monkeypatch.setattr("nsa.data.packing.GPT2_TABLE_SHA256", digest)
+    monkeypatch.setattr("nsa.data.text.GPT2_TABLE_SHA256", digest)
     text = "".join(words)
     wanted = {"byte": [*text.encode()], "gpt2": [ranks.index(word.encode()) for word in words]}
     assert open_tokenizer(name, str(table)).encode(text) == wanted[name]

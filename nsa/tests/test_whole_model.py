@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from nsa.attention.selection import full_float32
-from nsa.data.source import Batch
-from nsa.projection import Columns
+from nsa.data import Batch
+from nsa.model import Columns
 from nsa.tests import built, maths
 from nsa.tests.truth import SLOPES, Truth
 from nsa.witness import oracle

@@ -7,7 +7,7 @@ from time import process_time
 from typing import TYPE_CHECKING, Any
 
 from nsa.contract import COMPRESSION_LINE, ELSEWHERE, ENOUGH_FILE, HALT_FILE, Event, ExitCode, Phase
-from nsa.data.source import Batch, Source
+from nsa.data import Batch, Source
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, say
 from nsa.launch.process import Termination

@@ -21,8 +21,8 @@ from nsa.contract import (
     ExitCode,
     Phase,
 )
-from nsa.data.packing import open_source
-from nsa.data.source import Batch, DataError, DataStallError, Source
+from nsa.data import Batch, DataStallError, Source, open_source
+from nsa.data.text import DataError
 from nsa.launch.envfile import announce, effective, write_env
 from nsa.launch.output import MIB, Heartbeat, say, shout
 from nsa.launch.plan import LaunchPlan

@@ -20,11 +20,11 @@ from torch import Tensor
 from nsa import contract
 from nsa.contract import HALT_FILE, Event, ExitCode, Phase
 from nsa.contract.digests import drawn_batch
-from nsa.data.source import Source
+from nsa.data import Source
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, LineFile, say
 from nsa.launch.process import GRACE_S, Termination
-from nsa.layer import gate_stats
+from nsa.model import gate_stats
 from nsa.step.clock import Mark
 from nsa.step.engine import Engine
 from nsa.step.sync import Agreed, Arriving, Posted

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from nsa.contract import Event, Phase
 from nsa.contract.digests import step_weight
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat
 from nsa.model import NSALanguageModel

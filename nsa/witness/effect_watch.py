@@ -21,7 +21,7 @@ from nsa.contract import (
     Event,
     proof_text,
 )
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, say, write_json
 from nsa.launch.plan import AUDITED

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nsa.data.packing import Gpt2Tokenizer
-from nsa.data.source import Batch
+from nsa.data import Batch
+from nsa.data.text import Gpt2Tokenizer
 from nsa.settings import DataSection
 from nsa.step.engine import Engine
 from nsa.witness.oracle_check import OracleCheck

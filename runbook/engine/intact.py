@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import ENV_JSON, sha256_of
+from nsa.contract import ENV_JSON
+from nsa.contract.digests import sha256_of
 from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.registry import Phase, report_files

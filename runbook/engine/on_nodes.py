@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsa.contract import sha256_of
+from nsa.contract.digests import sha256_of
 from runbook.errors import RunbookError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import FACTS_FILE, finish, read_facts, write_facts

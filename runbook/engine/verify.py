@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsa.contract import sha256_of
+from nsa.contract.digests import sha256_of
 from runbook.config import registry
 from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup, setup_of_record

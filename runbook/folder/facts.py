@@ -19,7 +19,8 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from nsa.contract import SECRET_SHAPES, URL_LOGIN, is_secret_name, sha256_of
+from nsa.contract import SECRET_SHAPES, URL_LOGIN, is_secret_name
+from nsa.contract.digests import sha256_of
 from nsa.toggles import PREFIX
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nsa.contract import sha256_of
+from nsa.contract.digests import sha256_of
 from runbook.config.registry import report_files
 from runbook.errors import RunbookError
 from runbook.files import (

@@ -8,11 +8,8 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from nsa.contract import (
-    RUN_DIR_VARIABLE,
-    RUN_TOKEN_VARIABLE,
-    package_digest,
-)
+from nsa.contract import RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
+from nsa.contract.digests import package_digest
 from runbook.config.settings import VARIABLE_FAMILIES, is_passed_on, may_be_set
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, write_atomic

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
-from nsa.contract import installed_digest, package_digest
-from nsa.contract.digests import sha256_of
+from nsa.contract.digests import installed_digest, package_digest, sha256_of
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
 from runbook.files import data_path

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from nsa.contract import package_digest
+from nsa.contract.digests import package_digest
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.folder.facts import finish, recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host

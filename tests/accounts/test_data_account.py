@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nsa.contract.digests import recomputed_steps
-from nsa.data.source import GeneratedSource
+from nsa.data import GeneratedSource
 from nsa.settings import Share
 from nsa.witness import batch_digest
 from runbook.accounts import GeneratedData, data

@@ -13,7 +13,7 @@ import torch
 import nsa
 from nsa.attention import attend
 from nsa.config import Way
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.witness.equations import measure
 from nsa.witness.self_test import self_test
 from tests.attention.test_step_on_cuda import production

@@ -21,7 +21,7 @@ from nsa.attention import attend, sdpa
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Kernels, Phi, Way
-from nsa.projection import Columns, rotate_into, rotations, split_together
+from nsa.model import Columns, rotations, split_projection
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
 from tests.factory.tables import table
@@ -183,7 +183,7 @@ def test_b_the_future_changes_nothing(where: Where) -> None:
 def test_c_products_depend_on_the_difference_of_positions() -> None:
     y = torch.randn(Columns(cfg=SMALL).total, dtype=torch.float64).expand(1, 83, -1)
     turns = rotations(torch.arange(83), SMALL.d_k, 1e4, torch.float64)
-    parts = split_together(y, torch.zeros(SMALL.n_heads * 3), turns, SMALL)
+    parts = split_projection(y, torch.zeros(SMALL.n_heads * 3), turns, SMALL)
     q, k = parts.q[0, 0, :, 0], parts.k_win[0, 0]
     for distance in (0, 1, 17):
         products = (q[distance:] * k[: 83 - distance]).sum(-1)
@@ -270,18 +270,21 @@ def test_k_outputs_and_gradients_are_the_equations(where: Where, second: bool) -
 
 @pytest.mark.parametrize("width", [2, 6, 8])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_turning_works_in_any_layout(width: int, dtype: torch.dtype) -> None:
-    """Odd strides take another way through the code than even ones."""
+@pytest.mark.parametrize("real", [False, True])
+def test_queries_and_keys_turn_in_pairs(width: int, dtype: torch.dtype, real: bool) -> None:
+    """Complex numbers and real ones, which a compiler is given, turn alike."""
+    cfg = replace(SMALL, d_k=width)
     turns = rotations(torch.arange(5), width, 100.0, dtype)
-    source = torch.randn(1, 5, 3, width + 1).to(dtype)[..., 1:].transpose(1, 2)
-    target = torch.empty_like(source.contiguous())
-    rotate_into(source, turns, target)
+    turns = torch.view_as_real(turns) if real else turns
+    made = torch.randn(1, 5, Columns(cfg=cfg).total).to(dtype)
+    target = split_projection(made, torch.zeros(cfg.n_heads * 3), turns, cfg).k_win.transpose(1, 2)
+    source = made[..., Columns(cfg=cfg).slices["k_win"]].unflatten(-1, (-1, width)).float()
     angle = torch.arange(5.0)[:, None] * 100.0 ** (-torch.arange(0.0, width, 2) / width)
-    a, b = source[..., 0::2].float(), source[..., 1::2].float()
-    real, imaginary = a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()
+    cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+    a, b = source[..., 0::2], source[..., 1::2]
     bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
-    assert gap(target[..., 0::2].float(), real) <= bound
-    assert gap(target[..., 1::2].float(), imaginary) <= bound
+    assert gap(target[..., 0::2].float(), a * cos - b * sin) <= bound
+    assert gap(target[..., 1::2].float(), a * sin + b * cos) <= bound
 
 
 @pytest.mark.parametrize("path", WAYS)

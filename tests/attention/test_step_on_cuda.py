@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 import nsa
 from benchmarks.step_calls import Cost, measure
 from nsa.config import ModelConfig, Way
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel

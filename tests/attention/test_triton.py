@@ -183,7 +183,7 @@ def test_the_choice_says_why() -> None:
 
 def test_nothing_imports_triton_before_it_is_needed() -> None:
     """nsa works where triton is not installed."""
-    code = "import sys; sys.modules['triton'] = None; import nsa, nsa.layer, nsa.step.engine"
+    code = "import sys; sys.modules['triton'] = None; import nsa, nsa.model, nsa.step.engine"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 

@@ -13,9 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from nsa.data import packing, smoke
-from nsa.data.packing import ByteTokenizer, Gpt2Tokenizer, PackedSource, Tokenizer, open_tokenizer
-from nsa.data.text import LocalCorpus
+from nsa.data import PackedSource, smoke
+from nsa.data.text import (
+    ByteTokenizer,
+    DataError,
+    Gpt2Tokenizer,
+    LocalCorpus,
+    Tokenizer,
+    open_tokenizer,
+)
 from nsa.settings import DataSection
 from nsa.witness.gradient_probe import text_again
 
@@ -39,7 +45,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "r50k_base.tiktoken"
     path.write_bytes(b"".join(lines))
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    monkeypatch.setattr(packing, "GPT2_TABLE_SHA256", digest)
+    monkeypatch.setattr("nsa.data.text.GPT2_TABLE_SHA256", digest)
     return path
 
 
@@ -61,10 +67,10 @@ def test_another_table_is_refused(table: Path, documents: Path) -> None:
     """One that is cut off, and one that no memory holds."""
     for size in (table.stat().st_size - 40, 1 << 40):
         os.truncate(table, size)
-        with pytest.raises(packing.DataError, match="not GPT-2's table"):
-            packing.open_tokenizer("gpt2", str(table))
-    with pytest.raises(packing.DataError, match="No such file"):
-        packing.open_tokenizer("gpt2", str(table.parent / "nowhere"))
+        with pytest.raises(DataError, match="not GPT-2's table"):
+            open_tokenizer("gpt2", str(table))
+    with pytest.raises(DataError, match="No such file"):
+        open_tokenizer("gpt2", str(table.parent / "nowhere"))
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,27 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.data.packing import ByteTokenizer, PackedSource, is_validation, open_tokenizer
-from nsa.data.source import (
+from nsa.data import (
     CHAIN_CHANCES,
     DEPTH,
     Batch,
-    DataError,
     DataStallError,
     GeneratedSource,
+    PackedSource,
     PrefetchSource,
     chain_entropy_nats,
+    is_validation,
 )
-from nsa.data.text import FinewebCorpus, LocalCorpus, Place, changes, digests
+from nsa.data.text import (
+    ByteTokenizer,
+    DataError,
+    FinewebCorpus,
+    LocalCorpus,
+    Place,
+    changes,
+    digests,
+    open_tokenizer,
+)
 from nsa.settings import Share
 from tests.data.hub import serve, write_shards
 from tests.shared import crowded

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.contract import sha256_of
+from nsa.contract.digests import sha256_of
 from runbook.config.registry import Judgement, PlanContext
 from runbook.engine.derive import derive_record
 from runbook.engine.starting import keep_aside, left_open, repeat

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsa.contract import sha256_of
+from nsa.contract.digests import sha256_of
 from runbook.config.load import load_profile
 from runbook.config.registry import Judgement, PlanContext, report_files
 from runbook.engine.derive import derive_record, write_reports

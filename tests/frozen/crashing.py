@@ -18,7 +18,7 @@ def main(words: list[str]) -> int:
         from nsa.train.__main__ import main as train
 
         return train(words, os.environ)
-    from nsa.inject.__main__ import main as inject
+    from nsa.inject import main as inject
 
     code = inject(["exception", "1", "20", "--", *words])
     _MARK.touch()

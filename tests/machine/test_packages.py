@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nsa.contract import installed_digest
+from nsa.contract.digests import installed_digest
 from runbook.errors import UsageError
 from runbook.machine import git
 from runbook.machine.gpu import visible_gpus

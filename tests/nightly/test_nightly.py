@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nsa.contract import package_digest
+from nsa.contract.digests import package_digest
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
 from runbook.config.load import load_profile

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nsa.attention.tracing import OperatorCount
 from nsa.config import Way
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.model import NSALanguageModel, mean_loss
 from nsa.rounding import Gap
 from nsa.step.compiled import backward_nodes

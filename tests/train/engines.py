@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.step.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa import layer as layers
+from nsa import model as models
 from nsa.step.engine import Engine
 from nsa.witness import TokenMeter, batch_digest
 from nsa.witness.gradient_probe import _row, probe_gradients
@@ -55,13 +55,13 @@ class _Weaker(torch.autograd.Function):
 def test_a_gradient_that_is_5_percent_too_small_shows_in_the_slope(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = layers.split_projection
+    split = models.split_projection
 
     def weakened(*args: Any) -> Any:
         parts = split(*args)
         return replace(parts, **{part: _Weaker.apply(getattr(parts, part))})  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(layers, "split_projection", weakened)
+    monkeypatch.setattr(models, "split_projection", weakened)
     spots = probe_gradients(engine(), batch())["oracle"]
     assert spots["slope"] > 1e-3 and spots["layer"] < TOLERANCE
 

@@ -16,7 +16,7 @@ from nsa import attention as api
 from nsa.attention import sdpa
 from nsa.attention.branches import Branches
 from nsa.config import NSAConfig, Way
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.launch.envfile import policies
 from nsa.launch.ranks import Ranks
 from nsa.settings import ConfigError

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from nsa import model as models
+from nsa.attention.branches import Grouped
 from nsa.attention.tracing import count_ranges, is_watched
-from nsa.data.source import Batch
-from nsa.projection import _Split
+from nsa.data import Batch
 from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
 from nsa.witness.shadow import Shadow
@@ -260,11 +261,14 @@ def _one_of_two(rank: int, port: int) -> list[dict[str, Any]]:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     made = engine("--ddp", "1", **os.environ)
-    healthy, backward = trained(made, last=1)["recomputed"], _Split.backward
+    healthy, split = trained(made, last=1)["recomputed"], models.split_projection
+
+    def weakened(*args: Any) -> Grouped:
+        parts = split(*args)
+        return replace(parts, gates=(parts.gates + parts.gates.detach()) / 2)
+
     if rank == 1:
-        _Split.backward = staticmethod(  # type: ignore[method-assign]
-            lambda ctx, *grads: backward(ctx, *grads[:-1], grads[-1] * 0.5)
-        )
+        models.split_projection = weakened
     wrong = trained(made, first=2, last=2)["recomputed"]
     made.ranks.end()
     return [healthy, wrong]

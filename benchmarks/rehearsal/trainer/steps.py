@@ -17,7 +17,7 @@ import numpy.typing as npt
 from benchmarks.rehearsal.machine import Machine
 from benchmarks.rehearsal.roofline import HOST_S, step_time
 from benchmarks.rehearsal.trainer.job import Job
-from nsa.data.source import chain_entropy_nats
+from nsa.data import chain_entropy_nats
 from nsa.launch.asked import Block
 from nsa.step.optimizer import learning_rate
 from runbook.accounts import GeneratedData

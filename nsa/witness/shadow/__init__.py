@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nsa.contract.digests import recomputed_steps, watched_steps
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.step.engine import Engine
 from nsa.witness.shadow import recompute
 from nsa.witness.shadow.sample import (

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from nsa.data.source import Batch
+from nsa.data import Batch
 from nsa.rounding import rms
 from nsa.step.engine import Engine
 from nsa.witness.oracle_check import OracleCheck

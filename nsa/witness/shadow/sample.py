@@ -22,9 +22,7 @@ from torch.optim import Optimizer
 
 from nsa.attention.selection import full_float32
 from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
-from nsa.layer import NSAAttention
-from nsa.model import NSALanguageModel
-from nsa.projection import Columns
+from nsa.model import Columns, NSAAttention, NSALanguageModel
 from nsa.step.engine import Engine
 
 # What the optimizer has to be, beside what the config says: written down again, not read from it.

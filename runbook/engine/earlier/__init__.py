@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from nsa import contract
-from nsa.contract import ENV_JSON, NSAError, sha256_of
+from nsa.contract import ENV_JSON, NSAError
+from nsa.contract.digests import sha256_of
 from nsa.settings import load_config
 from runbook.config import PhaseSettings, Profile
 from runbook.config.plan import FREE_KEYS

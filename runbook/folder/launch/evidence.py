@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from nsa import contract
-from nsa.contract import sha256_of
+from nsa.contract.digests import sha256_of
 from runbook.folder import (
     CHECKOUT_JSON,
     CONSOLE_LOG,

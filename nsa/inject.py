@@ -1,38 +1,182 @@
-"""The faults: how a process ends, where it hangs, what it says, and what it holds and writes."""
+"""The real trainer with one injected fault: `-m nsa.inject KIND RANK STEP -- ARGUMENTS`.
+
+KIND is a name in `KINDS`, RANK one from 0 on or -1 for all, STEP one from 1 on; `runbook drill`
+says all three. Runs inside a rank, also under torchrun: it wraps functions of the trainer, waits
+for its rank and step, notes the time in `injected.json`, and then does the real thing: a real
+signal, a real full disk, a real NaN. The trainer itself knows nothing of it. torch is imported in
+here only where a fault needs it.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import importlib
+import json
 import os
 import resource
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import HEARTBEATS, RUN_DIR_VARIABLE, TRAINING_CSV
-from nsa.inject import (
-    FOREVER_S,
-    Injector,
-    Install,
-    at_step,
-    count_steps,
-    hang_in,
-    in_backward,
-    instead,
-    loss_as,
-    only_with,
-    sleep_before,
-    wrap,
-)
+from nsa.contract import HEARTBEATS, INJECTED_JSON, RUN_DIR_VARIABLE, TRAINING_CSV
+from nsa.launch.process import leave
+from nsa.torch_env import for_good
 
+FOREVER_S = 3600.0
+EVERY_RANK = -1
 _CLOCK_JUMP_S = 3600.0
 _GRANDCHILD = ("sleep", "600")
 # Of the device's clock: most of a day.
 _FOREVER_CYCLES = 10**14
+
+Install = Callable[["Injector"], None]
+
+
+class Injector:
+    """Knows when and where; `KINDS` knows what."""
+
+    def __init__(self, kind: str, rank: int, step: int) -> None:
+        self.kind, self.rank, self.step = kind, rank, step
+        self.calls = 0
+        self.injected = False
+        mine = int(os.environ.get("RANK", "0"))
+        self.here = rank in (mine, EVERY_RANK)
+        self._marks = mine == max(rank, 0)
+        self.run_dir = Path(os.environ[RUN_DIR_VARIABLE])
+
+    def due(self) -> bool:
+        """Is this the rank, and is the step reached?"""
+        return self.here and self.calls >= self.step
+
+    def mark(self) -> None:
+        """Write down, once, when it happens; the launch's clock and this one are the same."""
+        if not self.injected:
+            self.injected = True
+            if not self._marks:
+                return
+            document = {"mono": time.monotonic(), "step": self.calls, "kind": self.kind}
+            (self.run_dir / INJECTED_JSON).write_text(json.dumps(document), encoding="utf-8")
+
+
+def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Put what `make` makes of a function in its place."""
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+def count_steps(injector: Injector, before: Callable[[Any], None] | None = None) -> None:
+    """Count the steps, and call `before(engine)` at the start of the due ones' computing."""
+    from nsa.step.engine import Engine
+
+    def make(compute: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(engine: Any, *args: Any, **options: Any) -> Any:
+            injector.calls += 1
+            if before is not None and injector.due():
+                injector.mark()
+                before(engine)
+            return compute(engine, *args, **options)
+
+        return counted
+
+    wrap(Engine, "compute", make)
+
+
+def at_step(act: Callable[[Any], None], *, every: bool = False) -> Install:
+    """Call `act(engine)` before the step's computing, or before that of every later one too."""
+
+    def install(injector: Injector) -> None:
+        def before(engine: Any) -> None:
+            if every or injector.calls == injector.step:
+                act(engine)
+
+        count_steps(injector, before)
+
+    return install
+
+
+def instead(module: str, name: str, act: Callable[..., Any], *, at_once: bool = False) -> Install:
+    """Call `act(function, its arguments)` in the place of a function of the trainer once due.
+
+    at_once: on the rank's first call already, whatever the step.
+    """
+
+    def install(injector: Injector) -> None:
+        count_steps(injector)
+
+        def make(real: Callable[..., Any]) -> Callable[..., Any]:
+            def changed(*args: Any, **options: Any) -> Any:
+                if not (injector.here if at_once else injector.due()):
+                    return real(*args, **options)
+                injector.mark()
+                return act(real, *args, **options)
+
+            return changed
+
+        owner: Any = importlib.import_module(module)
+        *path, last = name.split(".")
+        for part in path:
+            owner = getattr(owner, part)
+        wrap(owner, last, make)
+
+    return install
+
+
+def sleep_before(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Sleep for longer than anybody waits, then call the function."""
+    time.sleep(FOREVER_S)
+    return real(*args, **options)
+
+
+def hang_in(module: str, name: str) -> Install:
+    """Sleep when a function of the trainer is called."""
+    return instead(module, name, sleep_before, at_once=True)
+
+
+def in_backward(loss: Any, act: Callable[[Any], Any]) -> Any:
+    """A node of the graph that calls `act(gradient)` when the backward pass reaches it."""
+    loss = loss * 1.0
+    loss.register_hook(act)
+    return loss
+
+
+def loss_as(change: Callable[[Any], Any]) -> Install:
+    """Give `change(loss)` to the backward pass, once."""
+
+    def install(injector: Injector) -> None:
+        from nsa.step.engine import Engine
+
+        count_steps(injector)
+
+        def make(loss: Callable[..., Any]) -> Callable[..., Any]:
+            def changed(engine: Any, *args: Any, **options: Any) -> Any:
+                value = loss(engine, *args, **options)
+                if not injector.due() or not value.requires_grad or injector.injected:
+                    return value
+                injector.mark()
+                return change(value)
+
+            return changed
+
+        wrap(Engine, "loss", make)
+
+    return install
+
+
+def only_with(name: str, value: str, act: Callable[[Any], None]) -> Install:
+    """A fault that a toggle brings about: for the triage, which has to find the toggle."""
+
+    def act_if(engine: Any) -> None:
+        if os.environ.get(name) == value:
+            act(engine)
+
+    return at_step(act_if)
+
+
+# -- the faults ------------------------------------------------------------------------------------
 
 
 def _end_by(number: int) -> Callable[[Any], None]:
@@ -149,13 +293,6 @@ def _silence_gradients(engine: Any) -> None:
         parameter.register_hook(lambda grad: grad * 0.0)
 
 
-def _drift(engine: Any) -> None:
-    import torch
-
-    with torch.no_grad():
-        next(engine.model.parameters()).add_(1.0)
-
-
 def _collapse_gates(engine: Any) -> None:
     import torch
 
@@ -238,7 +375,7 @@ KINDS: dict[str, Install] = {
     "hang_eval": hang_in("nsa.train.settle", "evaluate"),
     "hang_checkpoint": hang_in("nsa.train.checkpoint", "start"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
-    "data_stall": instead("nsa.data.source", "GeneratedSource.fetch", sleep_before),
+    "data_stall": instead("nsa.data", "GeneratedSource.fetch", sleep_before),
     "extra_collective": at_step(_extra_all_reduce),
     "other_op": at_step(_other_op),
     "other_shape": instead("torch.distributed", "all_reduce", _reduce_less),
@@ -249,14 +386,12 @@ KINDS: dict[str, Install] = {
     "clock_jump_hang": at_step(_jump_clock_and_sleep),
     "slow_phases": _slow_phases,
     "exit_with_static_graph": only_with("NSA_DDP_STATIC_GRAPH", "1", lambda _engine: os._exit(7)),
-    "hang_with_compression": only_with("NSA_DDP_COMPRESS", "bf16", _sleep),
     "nan": loss_as(lambda loss: loss * float("nan")),
     "inf": loss_as(lambda loss: loss * float("inf")),
     "loss_spike": loss_as(lambda loss: loss * 5.0),
     "exploding": loss_as(_scaled_gradient(1e6)),
     "zero_gradients": at_step(_silence_gradients),
     "gate_collapse": at_step(_collapse_gates),
-    "drift": at_step(_drift),
     "flatline": instead("nsa.step.clock", "Mark.seconds", lambda _real, _mark: 0.125),
     "leak": at_step(_leak, every=True),
     "device_oom": at_step(_device_oom),
@@ -267,3 +402,17 @@ KINDS: dict[str, Install] = {
     "torn_csv": at_step(_tear_the_csv(b"60,5.5,0.001,1")),
     "nul_csv": at_step(_tear_the_csv(b"\0" * 512)),
 }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Install the fault, then run the trainer in this process. Returns its exit code."""
+    kind, rank, step, _, *arguments = argv
+    with for_good():
+        KINDS[kind](Injector(kind, int(rank), int(step)))
+        from nsa.train.__main__ import main as train
+
+    return train(arguments, os.environ)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))
