@@ -55,13 +55,11 @@ class Advice:
     """What a reader does about one cause.
 
     `likely` are sentences, and `seen` is what the evidence shows of the cause. `command` is what to
-    type next, and `does` says in a sentence what that is for. `steps` are to be taken in their
-    order. `left_out` are the settings that `command` lacks; `shipped`: it runs the shipped trainer.
+    type next. `steps` are to be taken in their order. `left_out` are the settings that `command` lacks; `shipped`: it runs the shipped trainer.
     """
 
     likely: tuple[str, ...]
     command: str
-    does: str
     steps: tuple[str, ...]
     seen: str = ""
     left_out: tuple[Given, ...] = ()
@@ -116,15 +114,13 @@ class Adviser:
         """
         steps = tuple(remedy.split(STEP)) if remedy else ()
         if goes_on or not rerun:
-            does = "This goes on with the run." if rerun else ""
-            return Advice(likely=(), command=rerun, does=does, steps=steps)
+            return Advice(likely=(), command=rerun, steps=steps)
         settings = self.by_hand if ran else ()
         trainer = self.other_trainer if ran else ""
         found = Advice(
             likely=(*_of_settings(settings), *_of_trainer(trainer)),
             seen=clue,
             command=first or rerun,
-            does=_what_it_shows(rerun, first),
             steps=steps,
         )
         if settings:
@@ -139,8 +135,7 @@ class Adviser:
         if not self._shipped_profile:
             return replace(found, steps=after)
         shipped = edited(rerun, profile=self._shipped_profile)
-        does = "This runs the shipped trainer."
-        return replace(found, command=shipped, does=does, steps=after, shipped=True)
+        return replace(found, command=shipped, steps=after, shipped=True)
 
 
 def _without_settings(found: Advice, rerun: str, settings: tuple[Given, ...]) -> Advice:
@@ -152,7 +147,6 @@ def _without_settings(found: Advice, rerun: str, settings: tuple[Given, ...]) ->
     return replace(
         found,
         command=without(rerun, settings),
-        does=f"This leaves out {listed([one.text for one in settings])}.",
         steps=steps,
         left_out=settings,
     )
@@ -186,27 +180,6 @@ def _of_settings(settings: tuple[Given, ...]) -> Iterator[str]:
 def _of_trainer(trainer: str) -> Iterator[str]:
     if trainer:
         yield f"This run used another trainer ({trainer}). Try the shipped one first."
-
-
-def _what_it_shows(rerun: str, first: str) -> str:
-    """What the next command is for."""
-    if not first:
-        return "This reproduces the failure; nothing more specific is known."
-    added = _added(rerun, first)
-    return f"This adds {listed(added)}." if added else "This shows what is there."
-
-
-def _added(rerun: str, first: str) -> list[str]:
-    """The settings that a remedy's first command has on top of the command that reproduces."""
-    before = _words(rerun)
-    return [word for word in _words(first) if "=" in word and word not in before]
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError:
-        return []
 
 
 # -- the bad end of a launch in words, and the files that tell most of it -------------------------

@@ -33,7 +33,6 @@ def test_what_was_set_by_hand_is_left_out_of_the_next_command_and_kept_in_the_ot
     )
     assert cause.advice.command == "runbook run --phase baseline --profile cpu --aa"
     assert cause.advice.likely == ("train.lr=1e6 was set by hand (--set).",)
-    assert cause.advice.does == "This leaves out train.lr=1e6."
     assert cause.rerun == line and cause.steps[0].startswith("if it comes back: ")
 
 
@@ -49,7 +48,6 @@ def test_another_trainer_is_a_suspect_and_the_next_command_takes_the_shipped_one
     told = "This run used another trainer (mine.train). Try the shipped one first."
     assert cause.advice.likely == (told,)
     assert cause.advice.command == "runbook run --phase baseline --profile cpu"
-    assert cause.advice.does == "This runs the shipped trainer."
     assert cause.steps[0] == "if the shipped trainer passes, look in mine.train"
     own = {**OTHER, "own_trainer": {"name": "theirs"}}
     assert not only(phase("baseline", hang(1)), profile_document=own).advice.likely
