@@ -173,18 +173,16 @@ def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
     if first is None:
         return
     advice, invocation = first.advice, record.invocation
-    when = "once your trainer is fixed" if advice.shipped else "when this passes"
+    when = "when this passes" if advice.command else ""
     if advice.command:
         yield Step(command=advice.command, does=f"for {first.lead.id}")
-    else:
-        when = ""
     line, does = invocation.line(), "run all phases: a GO needs every required check"
     if advice.left_out:
         line = without(line, advice.left_out)
     elif record.options.get("plan"):
         if left_open(record):
             line, does = invocation.resume_line(record.run_id), "go on with this launch"
-    elif record.verdict is Verdict.INCOMPLETE and not advice.shipped and _worth_keeping(record):
+    elif record.verdict is Verdict.INCOMPLETE and _worth_keeping(record):
         line, does = invocation.resume_line(record.run_id), "run again here what did not pass"
     yield Step(command=line, when=when, does=does)
 
