@@ -10,7 +10,6 @@ from phases.compare import rates
 from phases.kit import fixed_rules, specs
 from phases.kit.case import Case
 from phases.kit.commands import repeated
-from phases.kit.curves import losses, marks, throughputs
 from phases.kit.finding import Finding, failed, inconclusive, invalid, passed, skipped, warned
 from phases.kit.measure import derived, in_file, rank_value, shown_only
 from phases.kit.rows import Row, RowPhase
@@ -76,11 +75,11 @@ class Baseline(RowPhase):
         """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
         table = rates.rate_table(case, rates.launches(names), title="Throughput of each launch")
-        floor = marks(case.limit("throughput"), "floor")
+        floor = rates.marks(case.limit("throughput"), "floor")
         return Judgement(
             tables=(table,),
             measurements=rates.last50s(case, names),
-            series=(*throughputs(case, names, floor), *losses(case, names[0])),
+            series=(*rates.throughputs(case, names, floor), *rates.losses(case, names[0])),
         )
 
 

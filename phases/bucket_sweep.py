@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nsa.toggles import meaning
-from phases.compare import places, refused, samples
-from phases.compare.ab import AbPhase
+from phases.compare import AbPhase, places, refused, samples
 from phases.kit import fixed_rules, specs
 from phases.kit.case import Case
 from phases.kit.commands import environment

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from nsa.contract import proof_text
 from nsa.toggles import meaning
-from phases.compare import ArmFault, arm_fault, blamed, dropped, places, source_log
-from phases.compare.ab import AbPhase
+from phases.compare import AbPhase, ArmFault, arm_fault, blamed, dropped, places, source_log
 from phases.kit import fixed_rules, spec, specs
 from phases.kit.case import Case
 from phases.kit.commands import environment

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from nsa.contract import HALT_FILE
-from phases.compare.rates import last50s, launches, rate_table
+from phases.compare import rates
 from phases.kit import fixed_rules, specs
 from phases.kit.case import Case, optional
 from phases.kit.commands import environment, scaled, trainer_launch
-from phases.kit.curves import gate_curves, losses, marks, memories, throughputs
 from phases.kit.finding import Finding, incomplete, invalid
 from phases.kit.measure import against, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
@@ -130,8 +129,12 @@ class LongRun(RowPhase):
         """Throughput table and the curves."""
         known = optional(lambda: case.launch(_LAUNCH))
         return Judgement(
-            tables=(rate_table(case, launches([_LAUNCH]), title="Throughput of the long run"),),
-            measurements=(*last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
+            tables=(
+                rates.rate_table(
+                    case, rates.launches([_LAUNCH]), title="Throughput of the long run"
+                ),
+            ),
+            measurements=(*rates.last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
             series=_curves(case),
         )
 
@@ -210,7 +213,7 @@ def _curves(case: Case) -> tuple[Series, ...]:
         shown = share.gated and math.isfinite(level)
         return [Mark(label="has to come below", value=level)] if shown else []
 
-    most = marks(case.limit("memory_gib"), "limit of each rank")
+    most = rates.marks(case.limit("memory_gib"), "limit of each rank")
     # What the allocator held decides the limit; what tensors take, the plateau.
     kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
     told = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
@@ -218,7 +221,12 @@ def _curves(case: Case) -> tuple[Series, ...]:
         curve
         for group, column in told.items()
         if known
-        for curve in memories(case, _LAUNCH, column, group=group, limits=most)
+        for curve in rates.memories(case, _LAUNCH, column, group=group, limits=most)
     ]
-    healthy = gate_curves(case, _LAUNCH) if known else ()
-    return (*throughputs(case, [_LAUNCH]), *losses(case, _LAUNCH, wanted), *held, *healthy)
+    healthy = rates.gate_curves(case, _LAUNCH) if known else ()
+    return (
+        *rates.throughputs(case, [_LAUNCH]),
+        *rates.losses(case, _LAUNCH, wanted),
+        *held,
+        *healthy,
+    )

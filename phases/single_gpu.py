@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import TOGGLES
-from phases.compare.rates import last50s, launch_rates, launches, rate_table
+from phases.compare.rates import last50s, launch_rates, launches, rate_table, throughputs
 from phases.kit import FIRST_LOSS_TOLERANCE, fixed_rules, specs
 from phases.kit.case import Case, once
 from phases.kit.commands import repeated
-from phases.kit.curves import throughputs
 from phases.kit.finding import Finding, failed, invalid, lost_heartbeats, missing, passed, skipped
 from phases.kit.measure import decided, derived, shown_only
 from phases.kit.rows import Row, RowPhase, answered

@@ -8,11 +8,10 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phases.compare.rates import aim, last50s, launch_rate, launches, mfu, rate_table
+from phases.compare import rates
 from phases.kit import spec, specs
 from phases.kit.case import Case, optional
 from phases.kit.commands import trainer_launch
-from phases.kit.curves import gate_curves, losses, throughputs
 from phases.kit.finding import Finding, inconclusive, missing, skipped
 from phases.kit.measure import against, derived, log_value
 from phases.kit.rows import Row, RowPhase, RowsOf
@@ -108,12 +107,17 @@ class TrainingStage(RowPhase, Made):
         last = names[-1]
         known = optional(lambda: case.launch(last))
         return Judgement(
-            tables=(rate_table(case, launches(names), title="Throughput of each launch"),),
-            measurements=(*last50s(case, names), *(stability.selection(known) if known else ())),
+            tables=(
+                rates.rate_table(case, rates.launches(names), title="Throughput of each launch"),
+            ),
+            measurements=(
+                *rates.last50s(case, names),
+                *(stability.selection(known) if known else ()),
+            ),
             series=(
-                *throughputs(case, names),
-                *losses(case, last),
-                *(gate_curves(case, last) if known else ()),
+                *rates.throughputs(case, names),
+                *rates.losses(case, last),
+                *(rates.gate_curves(case, last) if known else ()),
             ),
         )
 
@@ -129,8 +133,8 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
         row.each("no_halt", stability.no_halt),
         row.each("steady", stability.steadiness),
         row.each("throughput", _throughput),
-        row.together("throughput_aim", aim),
-        row.together("mfu", mfu),
+        row.together("throughput_aim", rates.aim),
+        row.together("mfu", rates.mfu),
         row.together("gpu_utilisation", utilisation),
         row.together("gpu_balance", balance),
         row.each("gates", stability.gates),
@@ -145,7 +149,7 @@ def _catalog(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
 
 def _throughput(case: Case, name: str) -> Finding:
     """Tokens over time of one launch against the profile's floor."""
-    rate = launch_rate(case, name)
+    rate = rates.launch_rate(case, name)
     return against(rate, case.limit("throughput"), f"throughput: {rate}")
 
 

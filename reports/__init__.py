@@ -1,5 +1,5 @@
 """The shipped reports: a run record in, text out.
 
-`view` works out what `formats` show, each a `Report` that is found through the entry points
-`runbook.reports`. What measures or judges does not belong here.
+`view` works out what `pages`, `terminal` and `cases` show. Each format is a `Report` that is found
+through the entry points `runbook.reports`. What measures or judges does not belong here.
 """

@@ -40,7 +40,7 @@ _OUTSIDE = (
 )
 # Nothing is wrong with what was ended so: it goes on.
 _CUT_OFF = (LaunchStatus.PREEMPTED, LaunchStatus.INTERRUPTED)
-# No setting and no trainer makes these.
+# No setting makes these.
 _FROM_OUTSIDE = (*_CUT_OFF, LaunchStatus.HARDWARE_ERROR)
 # Of these the rank is part of what happened, and how long it took is not.
 _BY_RANK = (LaunchStatus.HUNG,)
@@ -222,7 +222,7 @@ class _Book:
         """What to do; first of all without what a person set for this run alone.
 
         A setting changes launches, so it is no suspect where none has run, nor of an end that came
-        from outside. Neither is a trainer.
+        from outside.
         """
         where = launch.launch.id if launch else ""
         status = launch.result.status if launch else None

@@ -74,7 +74,7 @@ def _permit(record: RunRecord) -> Permit:
     if record.verdict is Verdict.NO_GO:
         return Permit(says="Do not start the production run.")
     if record.verdict is Verdict.PARTIAL:
-        return Permit(says=f"This is no GO yet: other required checks have not run.{_busy(record)}")
+        return Permit(says="This is no GO yet: other required checks have not run.")
     if record.verdict is Verdict.INCOMPLETE:
         other = [e for p in record.phases for e in p.launches if e.launch.own and e.result.ok]
         trained = other or any(phase.ran for phase in record.phases)
@@ -110,21 +110,9 @@ def _approved(record: RunRecord) -> str:
     judged = bool(document.get("throughput_gated", True)) and floor
     speed = "" if judged else "Speed was not judged. "
     if _on_cpu(record):
-        return f"The code works on this CPU. {speed}This approves no run on GPUs.{_busy(record)}"
+        return f"The code works on this CPU. {speed}This approves no run on GPUs."
     may = "The production run may start on this machine with this configuration."
-    return f"{speed}{may}{_busy(record)}"
-
-
-def _busy(record: RunRecord) -> str:
-    """A sentence about other work beside the launches, where it skewed what was timed."""
-    taken = [
-        float(check.measurement.value)
-        for check in record.checks()
-        if check.id.endswith(".other_work") and check.code is Reason.WARNING and check.measurement
-    ]
-    if not taken:
-        return ""
-    return f" Other work took up to {max(taken):.0%} of the CPUs: every speed below is too low."
+    return f"{speed}{may}"
 
 
 def _qualified(record: RunRecord) -> str:
@@ -185,18 +173,16 @@ def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
     if first is None:
         return
     advice, invocation = first.advice, record.invocation
-    when = "once your trainer is fixed" if advice.shipped else "when this passes"
+    when = "when this passes" if advice.command else ""
     if advice.command:
         yield Step(command=advice.command, does=f"for {first.lead.id}")
-    else:
-        when = ""
     line, does = invocation.line(), "run all phases: a GO needs every required check"
     if advice.left_out:
         line = without(line, advice.left_out)
     elif record.options.get("plan"):
         if left_open(record):
             line, does = invocation.resume_line(record.run_id), "go on with this launch"
-    elif record.verdict is Verdict.INCOMPLETE and not advice.shipped and _worth_keeping(record):
+    elif record.verdict is Verdict.INCOMPLETE and _worth_keeping(record):
         line, does = invocation.resume_line(record.run_id), "run again here what did not pass"
     yield Step(command=line, when=when, does=does)
 

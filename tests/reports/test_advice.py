@@ -10,10 +10,9 @@ from runbook.config.load import load_profile
 from runbook.engine.derive import render
 from runbook.records import Outcome, Reason, RunRecord
 from tests.reports.samples import go
-from tests.reports.test_causes import hang, nan, of, phase, row
+from tests.reports.test_causes import nan, of, phase, row
 
 CPU = load_profile("cpu").model_dump(mode="json")
-OTHER = {**CPU, "trainer": "mine.train"}
 OPTIONS = {"profile": "/home/me/mine.yaml", "out": "/runs"}
 
 
@@ -33,7 +32,6 @@ def test_what_was_set_by_hand_is_left_out_of_the_next_command_and_kept_in_the_ot
     )
     assert cause.advice.command == "runbook run --phase baseline --profile cpu --aa"
     assert cause.advice.likely == ("train.lr=1e6 was set by hand (--set).",)
-    assert cause.advice.does == "This leaves out train.lr=1e6."
     assert cause.rerun == line and cause.steps[0].startswith("if it comes back: ")
 
 
@@ -42,17 +40,6 @@ def test_what_the_shell_set_is_taken_out_of_the_shell() -> None:
     cause = only(phase("baseline", nan(4)), settings={name: "0"}, sources={name: "shell"})
     told = f"env -u {name} runbook run --phase baseline --profile cpu"
     assert cause.advice.command == told
-
-
-def test_another_trainer_is_a_suspect_and_the_next_command_takes_the_shipped_one() -> None:
-    cause = only(phase("baseline", hang(1)), profile_document=OTHER)
-    told = "This run used another trainer (mine.train). Try the shipped one first."
-    assert cause.advice.likely == (told,)
-    assert cause.advice.command == "runbook run --phase baseline --profile cpu"
-    assert cause.advice.does == "This runs the shipped trainer."
-    assert cause.steps[0] == "if the shipped trainer passes, look in mine.train"
-    own = {**OTHER, "own_trainer": {"name": "theirs"}}
-    assert not only(phase("baseline", hang(1)), profile_document=own).advice.likely
 
 
 def on_a_cpu(**fields: object) -> RunRecord:

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from reports.formats.terminal import render_terminal
+from reports.terminal import render_terminal
 from reports.view import build_view
 from runbook.engine.derive import render
 from runbook.records import LaunchStatus, Outcome, PhaseRecord, Ran, Reason, RunRecord, Verdict

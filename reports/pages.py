@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from reports.formats.cases import accused_of
+from reports.cases import accused_of
 from reports.plots.figures import Interval, Timeline, Traces
 from reports.summary import summarize
 from reports.text import template_environment

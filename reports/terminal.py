@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from reports.cases import accused_of
 from reports.causes import Cause
-from reports.formats.cases import accused_of
 from reports.text import bound_text, check_value, export_line, one_line
 from reports.view import STEPS, PhaseView, ReportView, build_view, permit_of
 from runbook.console import rendered, style_of, table_of, whole

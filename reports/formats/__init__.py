@@ -1,1 +1,0 @@
-"""The formats, a module each: a run record in, text out, as a `Report`."""
