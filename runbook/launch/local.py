@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from runbook import DEFAULT_LAUNCHER
@@ -35,6 +36,9 @@ from runbook.machine.surroundings import LoadMeter, nothing_starts
 from runbook.process import Reaper, end_kept, oom_kills, spawn_kept
 from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
 from runbook.records import End, Launch
+
+# In the temporary directory, where TORCHINDUCTOR_CACHE_DIR names no other place.
+_COMPILED = "torchinductor_*"
 
 
 class Host:
@@ -65,6 +69,7 @@ class Host:
         self._slots = write_devices(self.folder, BEFORE, self.environment)
         self._load = LoadMeter()
         with self._open as opened:
+            opened.enter_context(_no_empty_cache(self.environment))
             opened.enter_context(Reaper(self._token, self._variable))
             console = opened.enter_context((self.folder / CONSOLE_LOG).open("ab"))
             if self._slots:
@@ -90,6 +95,21 @@ class Host:
             slots=self._slots,
             load=load,
         )
+
+
+@contextmanager
+def _no_empty_cache(environment: Mapping[str, str]) -> Iterator[None]:
+    """Take away torch's folder for compiled code if it is new and empty at the end.
+
+    Whoever imports torch makes it in the temporary directory, whatever is compiled. One that holds
+    something stays: the next launch need not compile that again.
+    """
+    place = Path(environment.get("TMPDIR") or tempfile.gettempdir())
+    before = set(place.glob(_COMPILED))
+    yield
+    for folder in set(place.glob(_COMPILED)) - before:
+        with suppress(OSError):  # not empty, or somebody else's
+            folder.rmdir()
 
 
 class LocalRun(Host):

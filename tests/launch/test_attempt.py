@@ -16,7 +16,7 @@ from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, adopt_launch
 from runbook.launch.launcher_api import Running, Start
-from runbook.launch.local import Local, LocalRun
+from runbook.launch.local import Host, Local, LocalRun
 from runbook.launch.observer import Observer
 from runbook.launch.watch import Presence
 from runbook.process.reaper import carriers
@@ -115,6 +115,18 @@ def test_sigusr1_killed_torchrun_and_the_ranks_went_on_as_orphans(tmp_path: Path
     result = run(fake_launch(steps=20), tmp_path, observer=At(3, prod))
     assert prodded
     assert (result.status, result.cause) == (LaunchStatus.COMPLETED, "")
+
+
+def test_the_folder_that_torch_makes_for_nothing_goes(tmp_path: Path) -> None:
+    (place := tmp_path / "temporary").mkdir()
+    (folder := tmp_path / "launch").mkdir()
+    (place / "torchinductor_you").mkdir()
+    host = Host(folder, dict(os.environ, TMPDIR=str(place)), token="ab" * 16)
+    host.start(["mkdir", "-p", "torchinductor_me", "torchinductor_used/cache", "mine"], cwd=place)
+    host.child.wait()
+    host.stop()
+    left = {path.name for path in place.iterdir()}
+    assert left == {"mine", "torchinductor_used", "torchinductor_you"}
 
 
 # Longer than a harness that looks ten times a second is ever late.
