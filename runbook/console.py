@@ -181,7 +181,8 @@ def _columns(stream: TextIO) -> int:
 class Console:
     """Where a command's words go: a line stays one line and drives no terminal, whatever it holds.
 
-    `quiet` drops progress, never results or errors. With `as_json` an answer is its document.
+    `quiet` drops progress, never results or errors; without `live` nothing is ever redrawn. With
+    `as_json` an answer is its document.
     """
 
     def __init__(
@@ -191,11 +192,12 @@ class Console:
         stderr: TextIO | None = None,
         color: bool = True,
         quiet: bool = False,
+        live: bool = True,
         as_json: bool = False,
     ) -> None:
         self.stdout = sys.stdout if stdout is None else stdout
         self._stderr = sys.stderr if stderr is None else stderr
-        self.quiet, self.as_json = quiet, as_json
+        self.quiet, self._live, self._as_json = quiet, live, as_json
         self.color_out = _wants_color(self.stdout, color)
         self.color_err = _wants_color(self._stderr, color)
         # Drawn and written by two threads: whoever shows a run redraws while it works.
@@ -215,12 +217,8 @@ class Console:
 
     @property
     def is_live(self) -> bool:
-        """True if progress may be drawn and redrawn: a terminal that somebody watches.
-
-        Lines for a program that go there too would be drawn over.
-        """
-        for_program = self.as_json and _is_terminal(self.stdout)
-        return _is_terminal(self._stderr) and not (self.quiet or for_program or in_ci())
+        """True if progress may be drawn and redrawn: a terminal that somebody watches."""
+        return self._live and _is_terminal(self._stderr) and not (self.quiet or in_ci())
 
     @property
     def width_out(self) -> int | None:
@@ -246,7 +244,7 @@ class Console:
 
     def tell(self, document: object, parts: Iterable[RenderableType]) -> None:
         """An answer on stdout: its document where a program asks, else its lines and tables."""
-        if self.as_json:
+        if self._as_json:
             self.json_document(document)
             return
         for part in parts:

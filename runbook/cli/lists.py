@@ -215,26 +215,30 @@ def _shown(value: object) -> str:
 
 
 @command(
-    "print the JSON Schema of run.json or of a profile",
+    "print the JSON Schema of run.json, of a run's events, or of a profile",
     json_help="accepted, but a schema is always JSON",
-    options={"document": {"choices": ("run", "profile"), "default": "run"}},
+    options={"document": {"choices": ("run", "events", "profile"), "default": "run"}},
 )
 def schema(args: argparse.Namespace, console: Console) -> int:
     """Print the JSON Schema of a document that this program writes or reads.
 
     options:
-      document [run|profile]  run: run.json (the default); profile: a profile's YAML
+      document [run|events|profile]  run: run.json (the default); events: a line of
+          `run --output-format json`; profile: a profile's YAML
 
     examples:
       runbook schema > run.schema.json
+      runbook schema events
       runbook schema profile
     """
     from runbook.config import Profile
     from runbook.records import RunRecord
+    from runbook.records.events import events_schema
 
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     schemas: dict[str, Callable[[], dict[str, Any]]] = {
         "run": lambda: RunRecord.model_json_schema(),
+        "events": events_schema,
         "profile": lambda: Profile.model_json_schema(),
     }
     console.json_document(draft | schemas[args.document]())

@@ -90,7 +90,7 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     told = "NSA_WATCH_HALT" in os.environ and limits.halt
     limits = replace(limits, halt=told if args.halt is None else args.halt == "1")
     interval_s = args.interval or limits.interval_s
-    view = _View(console, limits)
+    view = _View(console, limits, as_json=args.json)
     if args.once:
         view.read_once(newest_in(folder))
         return view.code
@@ -128,8 +128,8 @@ def _look_on(folder: Path, view: _View, interval_s: float) -> int:
 class _View:
     """What is told of the run directories that are looked at."""
 
-    def __init__(self, console: Console, limits: Thresholds) -> None:
-        self.console, self.limits = console, limits
+    def __init__(self, console: Console, limits: Thresholds, *, as_json: bool) -> None:
+        self.console, self.limits, self._as_json = console, limits, as_json
         self.count, self.rows = 0, 0
 
     @property
@@ -145,7 +145,7 @@ class _View:
         """What was found and, with `blind`, what is not watched."""
         for anomaly in anomalies:
             self.count += 1
-            if self.console.as_json:
+            if self._as_json:
                 self.console.json_line(asdict(anomaly))
             else:
                 self.console.result(anomaly.line())
@@ -158,7 +158,7 @@ class _View:
 
         screen = Screen(folder.resolve(), self.limits)
         found = screen.look()
-        for line in [] if self.console.as_json else screen.lines():
+        for line in [] if self._as_json else screen.lines():
             self.console.result(line)
         self._read(screen, found, blind=True)
         self.rows += screen.monitor.readings.rows_read

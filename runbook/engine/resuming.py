@@ -56,7 +56,7 @@ def resume_run(
     run_root = run_root.resolve()
     if not (run_root / EVENTS_FILE).is_file():
         raise UsageError(f"{run_root} holds no run: it has no {EVENTS_FILE}")
-    with Journal.reopen(run_root, observer.journaled) as journal:
+    with Journal.reopen(run_root) as journal:
         if not journal.events:
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
         record = derive_record(journal.events)

@@ -80,7 +80,7 @@ def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None)
     part = Part(limit_s=until_s)
     run_root = create_run_folder(Path(setup.options.out))
     keep_configs(setup, run_root)
-    with Journal.create(run_root, observer.journaled) as journal:
+    with Journal.create(run_root) as journal:
         skeleton = _skeleton(setup, run_root.name)
         journal.append(
             "run_started",

@@ -14,7 +14,7 @@ import fcntl
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,6 @@ ANOMALIES_JSONL = "anomalies.jsonl"
 ANOMALY_TYPE = ".anomaly_type"
 
 Event = Mapping[str, Any]
-Tell = Callable[[Event], None]
 RUNNING = "RUNNING"
 
 
@@ -73,15 +72,15 @@ def run_folders(out: Path) -> list[Path]:
 
 
 class Journal:
-    """Appends one line per event; `sync=True` also waits for the disk. `tell` gets what is kept.
+    """Appends one line per event; `sync=True` also waits for the disk.
 
     An event that was written is never changed. A torn last line, which only a crash leaves, is
     cut off when the journal is opened again, because nothing may be appended to half a line.
     """
 
-    def __init__(self, path: Path, tell: Tell) -> None:
-        self.path, self._tell = path, tell
-        self.events: list[Event] = []
+    def __init__(self, path: Path, events: list[Event]) -> None:
+        self.path = path
+        self.events = events
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
             # Held as long as the run goes on: nobody else continues it, or removes it.
@@ -91,21 +90,21 @@ class Journal:
             raise RunbookError(f"{path.parent.name} is still going on in another process") from None
 
     @classmethod
-    def create(cls, run_root: Path, tell: Tell = lambda _: None) -> Journal:
+    def create(cls, run_root: Path) -> Journal:
         """A new journal. Raises `FileExistsError` if the folder has one."""
         path = run_root / EVENTS_FILE
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         sync_folder(run_root)
-        return cls(path, tell)
+        return cls(path, [])
 
     @classmethod
-    def reopen(cls, run_root: Path, tell: Tell = lambda _: None) -> Journal:
+    def reopen(cls, run_root: Path) -> Journal:
         """The journal of an earlier run, ready for more.
 
         Raises `RunbookError` if it is damaged, or if another process still writes it.
         """
         path = run_root / EVENTS_FILE
-        journal = cls(path, tell)
+        journal = cls(path, [])
         try:
             journal.events, whole_bytes = read_events(path)
             os.truncate(path, whole_bytes)
@@ -135,7 +134,6 @@ class Journal:
             os.ftruncate(self._file, size)  # half an event would make the whole journal unreadable
             raise
         self.events.append(json.loads(line))
-        self._tell(self.events[-1])
 
 
 def read_events(path: Path) -> tuple[list[Event], int]:

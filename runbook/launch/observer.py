@@ -6,10 +6,9 @@ A request is made by a signal and honoured at the next safe point.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 from runbook.records.events import Forecast, Pulse
@@ -22,9 +21,6 @@ class Observer:
 
     This one says nothing; others override the events that they care about.
     """
-
-    def journaled(self, event: Mapping[str, Any]) -> None:
-        """The journal has this line more; the first one comes before `run_started`."""
 
     def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
         """A run folder exists now."""

@@ -1,10 +1,64 @@
-"""What is told of a run while it goes on, beside the events of its journal."""
+"""The lines of `runbook run --output-format json`: one event each, and their one JSON Schema."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Any, Literal
 
+from pydantic import ConfigDict, Field, TypeAdapter
+
+from runbook.records.launch import LaunchResult
 from runbook.records.measurement import Record
+from runbook.records.outcome import Check, Outcome, Verdict
+
+
+class StreamEvent(Record):
+    """What every event has: the version of this schema, and when it was told (UTC)."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=True)
+
+    schema_version: Literal[1] = 1
+    ts: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
+
+
+class _OfLaunch(StreamEvent):
+    phase: str
+    launch: str
+
+
+class RunStarted(StreamEvent):
+    """The run's folder exists; `phases` in the order in which they run."""
+
+    event: Literal["run_started"] = "run_started"
+    run_id: str
+    run_root: str
+    phases: tuple[str, ...]
+
+
+class PhaseStarted(StreamEvent):
+    """The phase's plan is known, nothing of it has run."""
+
+    event: Literal["phase_started"] = "phase_started"
+    phase: str
+    title: str
+    launches: int = Field(ge=0)
+
+
+class LaunchStarted(_OfLaunch):
+    """Processes are being started; `command` can be pasted."""
+
+    event: Literal["launch_started"] = "launch_started"
+    attempt: int = Field(ge=1)
+    steps: int = Field(ge=0)
+    command: str
+
+
+class LaunchProgress(_OfLaunch):
+    """Rank 0 has done `step` of `total` steps; at most two a second, and the last one."""
+
+    event: Literal["launch_progress"] = "launch_progress"
+    step: int = Field(ge=0)
+    total: int = Field(ge=0)
+    toks_per_s: float | None = Field(allow_inf_nan=False)
 
 
 class SilentRank(Record):
@@ -34,6 +88,12 @@ class Pulse(Record):
     silent: tuple[SilentRank, ...] = ()
 
 
+class LaunchRanks(_OfLaunch, Pulse):
+    """Whether ranks live, are busy or silent has changed."""
+
+    event: Literal["launch_ranks"] = "launch_ranks"
+
+
 class Forecast(Record):
     """How far a whole run is: seconds done, and seconds left if anything is known of the rest.
 
@@ -48,3 +108,74 @@ class Forecast(Record):
     unknown: int = Field(default=0, ge=0)
     source: str = ""
     rough: bool = False
+
+
+class RunForecast(StreamEvent, Forecast):
+    """How far the run is; at most one in ten seconds."""
+
+    event: Literal["run_forecast"] = "run_forecast"
+
+
+class LaunchFinished(_OfLaunch):
+    """Nothing of the launch is alive any more."""
+
+    event: Literal["launch_finished"] = "launch_finished"
+    result: LaunchResult
+
+
+class PhaseFinished(StreamEvent):
+    """The phase is judged and written."""
+
+    event: Literal["phase_finished"] = "phase_finished"
+    phase: str
+    outcome: Outcome
+    duration_s: float = Field(ge=0)
+    flaky: tuple[str, ...]
+    checks: tuple[Check, ...]
+    choices: dict[str, str]
+
+
+class RunFinished(StreamEvent):
+    """Everything is written; run.json in `run_root` has the whole record.
+
+    `fingerprint` is run.json's SHA-256: kept elsewhere, `runbook verify --fingerprint` takes it.
+    """
+
+    event: Literal["run_finished"] = "run_finished"
+    run_id: str
+    run_root: str
+    fingerprint: str
+    verdict: Verdict
+    headline: str
+    scope: str
+    caveats: tuple[str, ...]
+    reasons: tuple[str, ...]
+    interrupted: bool
+    exports: dict[str, str]
+
+
+class Note(StreamEvent):
+    """Something that a person should read."""
+
+    event: Literal["note"] = "note"
+    text: str
+
+
+AnyEvent = Annotated[
+    RunStarted
+    | PhaseStarted
+    | LaunchStarted
+    | LaunchProgress
+    | LaunchRanks
+    | RunForecast
+    | LaunchFinished
+    | PhaseFinished
+    | RunFinished
+    | Note,
+    Field(discriminator="event"),
+]
+
+
+def events_schema() -> dict[str, Any]:
+    """The JSON Schema of one line."""
+    return TypeAdapter(AnyEvent).json_schema(mode="serialization")

@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import json
 import threading
-from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
-from runbook.cli.run.text import Progress, TextObserver
+from runbook.cli.run.observers import JsonObserver
+from runbook.cli.run.text import Progress, RunView, TextObserver
 from runbook.console import Console, rendered
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
-from runbook.records.events import Forecast, Pulse, SilentRank
+from runbook.records.events import Forecast, Pulse, SilentRank, events_schema
 from tests.cli.test_main import Terminal
 from tests.engine import toys
 from tests.reports import samples
@@ -23,7 +25,7 @@ from tests.reports import samples
 ROOT = "artifacts/20261121T010203Z-840303b"
 
 
-def play(observer: TextObserver, record: RunRecord) -> None:
+def play(observer: RunView, record: RunRecord) -> None:
     """The events of a run as the engine tells them."""
     with observer:
         observer.run_started(record.run_id, ROOT, tuple(phase.name for phase in record.phases))
@@ -80,7 +82,7 @@ class Clock:
         return self.now
 
 
-def running(observer: TextObserver, clock: Clock) -> Launch:
+def running(observer: RunView, clock: Clock) -> Launch:
     """The observer half a minute into a launch of the second phase."""
     launch = samples.entry("baseline", "run1").launch
     observer.run_started("id", ROOT, ("preflight", "baseline"))
@@ -138,37 +140,46 @@ def test_nothing_that_a_trainer_says_is_a_command_of_the_runner_that_keeps_the_l
     assert out.getvalue() == f"{told}rate: 5::6 [x]\n"
 
 
-class Telling(TextObserver):
-    """What the journal holds whenever a line of it is told."""
-
-    def __init__(self, out: Path, console: Console) -> None:
-        super().__init__(console)
-        self.out, self.kept = out, list[str]()
-
-    def journaled(self, event: Mapping[str, Any]) -> None:
-        super().journaled(event)
-        (path,) = self.out.glob("*/events.jsonl")
-        self.kept.append(path.read_text("utf-8").splitlines()[-1])
+SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"
 
 
-def test_a_program_is_told_the_lines_of_the_journal_once_they_are_kept(tmp_path: Path) -> None:
-    out, err = io.StringIO(), io.StringIO()
+def test_the_published_schema_is_current() -> None:
+    """`runbook schema events > docs/events.schema.json` after every change of an event."""
+    document = json.loads(SCHEMA.read_text())
+    assert document.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
+    assert document == json.loads(json.dumps(events_schema()))
+    # None of them is any object at all.
+    assert not [name for name, one in document["$defs"].items() if one.get("additionalProperties")]
+
+
+def checked(text: str) -> list[dict[str, Any]]:
+    """The events of a stream, each of which fits the schema."""
+    validator = Draft202012Validator(json.loads(SCHEMA.read_text()))
+    events: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines()]
+    for event in events:
+        validator.validate(event)
+    return events
+
+
+def test_the_stream_of_a_run(tmp_path: Path) -> None:
+    out = io.StringIO()
+    began = datetime.now(UTC)
     phases = (
-        toys.Toy("baseline", steps=2),
+        toys.Toy("baseline", steps=60, words=("--dt", "0.05")),
         toys.Toy("long_run", words=("--fault", "crash"), reads=("baseline",)),
     )
-    observer = Telling(tmp_path, Console(stdout=out, stderr=err, as_json=True))
-    record, _ = toys.run(tmp_path, *phases, observer=observer)
-    told = [json.loads(line) for line in out.getvalue().splitlines()]
-    (path,) = tmp_path.glob("*/events.jsonl")
-    assert told == [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    assert told == [json.loads(line) for line in observer.kept]
-    assert out.getvalue().isascii(), "no character of a trainer drives a terminal"
-    names = [event["event"] for event in told]
+    toys.run(tmp_path, *phases, observer=JsonObserver(Console(stdout=out, stderr=io.StringIO())))
+    events = checked(out.getvalue())
+    names = [event["event"] for event in events]
     assert names[0] == "run_started" and names[-1] == "run_finished"
-    ended = [event["record"] for event in told if event["event"] == "phase_finished"]
-    assert ended == [phase.model_dump(mode="json") for phase in record.phases]
-    assert "2/2 long_run" in err.getvalue(), "progress is for people all the same"
+    assert {"run_forecast", "launch_ranks", "launch_progress", "phase_finished"} <= set(names)
+    stamps = [datetime.fromisoformat(event["ts"]) for event in events]
+    assert began.timestamp() - 1 < stamps[0].timestamp() <= stamps[-1].timestamp()
+    assert all(one.utcoffset() is not None for one in stamps)
+    steps = [e["step"] for e in events if e["event"] == "launch_progress" and e["launch"] == "run1"]
+    assert 60 in steps, "the last step is told, whatever the rate"
+    assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"event": "else"})
+    assert not Draft202012Validator(events_schema()).is_valid(events[0] | {"ts": "today"})
 
 
 def test_what_goes_on_is_told_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,19 +191,18 @@ def test_what_goes_on_is_told_without_being_asked(monkeypatch: pytest.MonkeyPatc
         assert told.wait(30.0)
 
 
-@pytest.mark.parametrize(("ci", "as_json"), [("", False), ("1", False), ("", True)])
-def test_what_goes_on_is_redrawn_on_a_terminal_and_not_in_ci_nor_over_lines_of_json(
-    monkeypatch: pytest.MonkeyPatch, ci: str, as_json: bool
+@pytest.mark.parametrize("ci", ["", "1"])
+def test_what_goes_on_is_redrawn_on_a_terminal_and_not_in_ci(
+    monkeypatch: pytest.MonkeyPatch, ci: str
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("CI", ci)
     terminal, clock = Terminal(), Clock()
-    console = Console(stdout=terminal, stderr=terminal, as_json=as_json)
-    with TextObserver(console, clock=clock) as observer:
+    with TextObserver(Console(stdout=terminal, stderr=terminal), clock=clock) as observer:
         running(observer, clock)
         observer.show()
         observer.phase_finished(samples.no_go().phases[1])
-    assert ("\x1b[J" in terminal.getvalue()) is not bool(ci or as_json)
+    assert ("\x1b[J" in terminal.getvalue()) is not bool(ci)
 
 
 SILENT = (

@@ -131,7 +131,7 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
 
 @command(
     "run phases and give the verdict",
-    json_help="each line of the journal (events.jsonl) on stdout, once it is written there",
+    json_help="every event as one JSON line on stdout (`runbook schema events`)",
     options={
         "profile": "auto",
         "preset": "",
@@ -221,7 +221,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.checkout import how_to_call
     from runbook.cli.run.dry_run import print_plan, refusals, times
-    from runbook.cli.run.text import TextObserver, print_summary
+    from runbook.cli.run.observers import observer_for, print_summary
     from runbook.config.precedence import dropped
     from runbook.engine.plan.prepare import needs_of, without_board
     from runbook.engine.resuming import resume_run
@@ -233,7 +233,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     plan = args.setup.profile.plan
     if plan and (refused := refusals(args, needs_of(args.setup))):
         raise UsageError(refused, hint="nothing was started")
-    with TextObserver(console) as observer:
+    with observer_for(console, as_json=args.json) as observer:
         if args.resume_folder is not None:
             record = resume_run(
                 args.resume_folder,
@@ -256,9 +256,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 observer.note(text)
             record = run_setup(args.setup, observer=observer, until_s=args.until_s)
     folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
-    if args.json:
-        console.progress(record.headline)
-    else:
+    if not args.json:
         print_summary(console, record, folder)
     return code
 

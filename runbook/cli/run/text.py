@@ -1,26 +1,18 @@
-"""How a run is told, while it goes on and at its end.
-
-To people: a line a phase, and below it what goes on, redrawn or as a line for a pipe. To programs:
-the lines of its journal.
-"""
+"""A run for people: a line a phase, and below it what goes on, redrawn or as a line for a pipe."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from nsa.contract import Phase
 from runbook import __version__
-from runbook.cli._runs import print_reports
-from runbook.console import Console, Painted, marked
-from runbook.engine.derive import NOT_WRITTEN, render
-from runbook.files import near, typed_here
-from runbook.folder.manifest import fingerprint_of, shown_fingerprint
+from runbook.console import Console, marked
+from runbook.files import near
 from runbook.launch.observer import Observer
 from runbook.records import (
     Check,
@@ -33,7 +25,6 @@ from runbook.records import (
 )
 from runbook.records.events import Forecast, Pulse
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
-from runbook.records.run import Screen
 from runbook.text import how_many, in_one_line
 
 if TYPE_CHECKING:
@@ -44,10 +35,34 @@ _REDRAW_S = 0.5
 PLAIN_INTERVAL_S = 30.0
 
 
-class TextObserver(Observer, ExitStack):
-    """One line a phase on stderr, and what runs now, for the time of a `with` block.
+class RunView(Observer, ExitStack):
+    """An observer for the time of a `with` block; it knows the run's folder once there is one."""
 
-    The run goes on where nobody reads any more. `run_root` is its folder once there is one.
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self.run_root = ""
+        self._console = console
+        self._order: tuple[str, ...] = ()
+
+    def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
+        """Remember the folder and the order of the phases."""
+        self.run_root = run_root
+        self._order = phases
+        self._announce(run_id)
+
+    def _announce(self, run_id: str) -> None:
+        raise NotImplementedError
+
+    def _place(self, phase: str) -> str:
+        """`3/9`, or nothing for a phase that was not announced."""
+        if phase not in self._order:
+            return ""
+        total = str(len(self._order))
+        return f"{self._order.index(phase) + 1:>{len(total)}}/{total}"
+
+
+class TextObserver(RunView):
+    """One line a phase on stderr, and what runs now.
 
     On a terminal two lines below are redrawn twice a second. Elsewhere (a pipe, CI, TERM=dumb) a
     plain line comes every 30 s. Both come from a thread of their own, so that a harness that is
@@ -55,11 +70,7 @@ class TextObserver(Observer, ExitStack):
     """
 
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        console.outlive_readers()
-        self.run_root = ""
-        self._console = console
-        self._order: tuple[str, ...] = ()
+        super().__init__(console)
         self._clock = clock
         self._lock = threading.RLock()
         # Whoever writes a result holds it, so that no line about what went on before comes later.
@@ -96,14 +107,7 @@ class TextObserver(Observer, ExitStack):
             else:
                 console.progress(_INDENT + line)
 
-    def journaled(self, event: Mapping[str, Any]) -> None:
-        """For a program, on stdout, as soon as the journal has it."""
-        if self._console.as_json:
-            self._console.json_line(event)
-
-    def run_started(self, run_id: str, run_root: str, phases: tuple[str, ...]) -> None:
-        """The folder, and how many phases there are."""
-        self.run_root, self._order = run_root, phases
+    def _announce(self, run_id: str) -> None:
         line = f"runbook {__version__}  run {run_id}  {how_many(len(self._order), 'phase')}"
         self._console.progress(f"{line}  -> {near(self.run_root)}")
         with self._lock:
@@ -184,13 +188,6 @@ class TextObserver(Observer, ExitStack):
         """A line for a person."""
         self._last_note = text
         self._console.progress(_INDENT + text)
-
-    def _place(self, phase: str) -> str:
-        """`3/9`, or nothing for a phase that was not announced."""
-        if phase not in self._order:
-            return ""
-        total = str(len(self._order))
-        return f"{self._order.index(phase) + 1:>{len(total)}}/{total}"
 
     def _enter(self, phase: str) -> None:
         with self._lock:
@@ -354,35 +351,3 @@ class Progress:
 
 def _joined(*words: str) -> str:
     return "  ".join(word for word in words if word)
-
-
-def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
-    """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
-
-    A quiet console gets the verdict's line, each cause with its next command, the fingerprint and
-    the report's path, and on stderr what could not be written: a record that was not kept has no
-    fingerprint.
-    After an interruption every row that has no evidence would say so; the way to go on is what
-    counts then.
-    """
-    short = console.quiet or record.interrupted
-    screen = Screen(
-        color=console.color_out,
-        width=None if short else console.width_out,
-        brief=True,
-        terse=console.quiet,
-        program=typed_here(),
-    )
-    text = render(record, "terminal", screen)
-    console.page(Painted(text.partition("\n")[0]) if record.interrupted else text)
-    if record.interrupted:
-        again = record.invocation.resume_line(record.run_id)
-        console.result(f"resume  {screen.typed(again)}")
-    not_kept = [text for text in record.reasons[:1] if text.startswith(NOT_WRITTEN)]
-    if not_kept and short:
-        console.error(*not_kept)
-    if not not_kept:
-        console.result(f"fingerprint  {shown_fingerprint(fingerprint_of(record))}")
-    print_reports(console, folder, shown=near(folder))
-    if console.deaf:
-        console.error(f"the run ended with {record.verdict.value}; its files are in {near(folder)}")

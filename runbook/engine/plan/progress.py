@@ -172,7 +172,7 @@ class Forecaster(Observer):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._inner, self._profile, self._clock = inner, profile, clock
-        for name in ("journaled", "phase_started", "run_forecast", "run_finished", "note"):
+        for name in ("phase_started", "run_forecast", "run_finished", "note"):
             setattr(self, name, getattr(inner, name))
         self._left = {(launch.phase, launch.name): launch for launch in planned}
         self._count = max(1, len(self._left))

@@ -1,0 +1,155 @@
+"""Who shows a run while it goes on, and what stands at its end; to programs, too.
+
+For programs each event is one JSON line, as docs/events.schema.json says.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from runbook.cli._runs import print_reports
+from runbook.cli.run.text import RunView, TextObserver
+from runbook.console import Console, Painted
+from runbook.engine.derive import render
+from runbook.files import near, typed_here, utc_text_ms
+from runbook.folder.manifest import fingerprint_of, shown_fingerprint
+from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
+from runbook.records.events import Forecast, Pulse
+from runbook.records.run import Screen
+
+_STEP_EVERY_S, _FORECAST_EVERY_S = 0.5, 10.0
+
+
+class JsonObserver(RunView):
+    """Tells everything at once, but steps and forecasts only so often, and ranks when they change.
+
+    The last step of a launch is always told.
+    """
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console)
+        self._clock = clock
+        self._step_at = -math.inf
+        self._held: events.StreamEvent | None = None
+        self._forecast_at = -math.inf
+        self._shape: tuple[object, ...] = ()
+
+    def _announce(self, run_id: str) -> None:
+        place = {"run_id": run_id, "run_root": self.run_root}
+        self._say(_told(events.RunStarted, **place, phases=self._order))
+
+    def phase_started(self, name: str, title: str, launches: int) -> None:
+        self._say(_told(events.PhaseStarted, phase=name, title=title, launches=launches))
+
+    def launch_started(self, launch: Launch, attempt: int) -> None:
+        self._tell_held()
+        self._step_at, self._shape = -math.inf, ()
+        command = launch.command_line()
+        self._say(_of(launch, events.LaunchStarted, launch, attempt=attempt, command=command))
+
+    def launch_progress(
+        self, launch: Launch, step: int, total: int, toks_per_s: float | None
+    ) -> None:
+        rate = toks_per_s if toks_per_s is not None and math.isfinite(toks_per_s) else None
+        event = _of(launch, events.LaunchProgress, step=step, total=total, toks_per_s=rate)
+        now = self._clock()
+        if now < self._step_at + _STEP_EVERY_S:
+            self._held = event
+            return
+        self._step_at, self._held = now, None
+        self._say(event)
+
+    def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
+        # All but the seconds: these grow with each look.
+        shape = pulse.alive, pulse.wanted, pulse.busy, tuple(one.rank for one in pulse.silent)
+        if shape != self._shape:
+            self._shape = shape
+            self._say(_of(launch, events.LaunchRanks, pulse))
+
+    def run_forecast(self, forecast: Forecast) -> None:
+        now = self._clock()
+        if now >= self._forecast_at + _FORECAST_EVERY_S:
+            self._forecast_at = now
+            self._say(_told(events.RunForecast, forecast))
+
+    def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
+        self._tell_held()
+        self._say(_of(launch, events.LaunchFinished, result=result))
+
+    def phase_finished(self, record: PhaseRecord) -> None:
+        self._say(_told(events.PhaseFinished, record, phase=record.name))
+
+    def run_finished(self, record: RunRecord, run_root: str) -> None:
+        self.run_root = run_root
+        fingerprint = fingerprint_of(record)
+        self._say(_told(events.RunFinished, record, run_root=run_root, fingerprint=fingerprint))
+
+    def note(self, text: str) -> None:
+        self._say(_told(events.Note, text=text))
+
+    def _tell_held(self) -> None:
+        if self._held is not None:
+            self._say(self._held)
+            self._held = None
+
+    def _say(self, event: events.StreamEvent) -> None:
+        self._console.json_line(event.model_dump(mode="json"))
+
+
+def _told(
+    kind: type[events.StreamEvent], source: object = None, **fields: Any
+) -> events.StreamEvent:
+    """The event now; `source` has what is not given by name."""
+    own = {*events.StreamEvent.model_fields, "event", *fields}
+    taken = {name: getattr(source, name) for name in kind.model_fields if name not in own}
+    return kind(ts=utc_text_ms(), **taken, **fields)
+
+
+def _of(
+    launch: Launch, kind: type[events.StreamEvent], source: object = None, **fields: Any
+) -> events.StreamEvent:
+    return _told(kind, source, phase=launch.phase, launch=launch.name, **fields)
+
+
+def observer_for(console: Console, *, as_json: bool) -> RunView:
+    """For programs or for people; what it tells of goes on where nobody reads any more."""
+    console.outlive_readers()
+    return JsonObserver(console) if as_json else TextObserver(console)
+
+
+def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
+    """Print the verdict with its scope, each failure with `try` and `rerun`, and the report.
+
+    A quiet console gets the verdict's line, each cause with its next command, the fingerprint and
+    the report's path, and on stderr what could not be written: a record that was not kept has no
+    fingerprint.
+    After an interruption every row that has no evidence would say so; the way to go on is what
+    counts then.
+    """
+    from runbook.engine.derive import NOT_WRITTEN
+
+    short = console.quiet or record.interrupted
+    screen = Screen(
+        color=console.color_out,
+        width=None if short else console.width_out,
+        brief=True,
+        terse=console.quiet,
+        program=typed_here(),
+    )
+    text = render(record, "terminal", screen)
+    console.page(Painted(text.partition("\n")[0]) if record.interrupted else text)
+    if record.interrupted:
+        again = record.invocation.resume_line(record.run_id)
+        console.result(f"resume  {screen.typed(again)}")
+    not_kept = [text for text in record.reasons[:1] if text.startswith(NOT_WRITTEN)]
+    if not_kept and short:
+        console.error(*not_kept)
+    if not not_kept:
+        console.result(f"fingerprint  {shown_fingerprint(fingerprint_of(record))}")
+    print_reports(console, folder, shown=near(folder))
+    if console.deaf:
+        console.error(f"the run ended with {record.verdict.value}; its files are in {near(folder)}")
