@@ -8,12 +8,12 @@ from __future__ import annotations
 import errno
 import json
 import os
-import re
 import shutil
 import sys
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from runbook.text import in_one_line, printable, typed_in
@@ -28,9 +28,6 @@ _STYLE_OF = {
     **dict.fromkeys(("NO-GO", "FAIL", "DROP"), "red"),
     "SKIPPED": "dim",
 }
-# What a runner of GitHub Actions takes for a command: `::` where a line begins, or the older `##[`
-# anywhere.
-_OBEYED = re.compile(r"^(\s*:):|(##)\[", re.MULTILINE)
 # Columns of what nobody looks at: a pipe and a file have whole lines.
 _ENDLESS = 1 << 20
 
@@ -178,6 +175,14 @@ def _columns(stream: TextIO) -> int:
     return told or shutil.get_terminal_size().columns
 
 
+class OutputFormat(StrEnum):
+    """For whom a run is told: people, a program, or GitHub Actions."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
 class Console:
     """Where a command's words go: a line stays one line and drives no terminal, whatever it holds.
 
@@ -259,8 +264,6 @@ class Console:
 
     def _page(self, text: str) -> str:
         text = text if isinstance(text, Painted) else printable(text)
-        if os.environ.get("GITHUB_ACTIONS") == "true":  # what is written there is obeyed
-            text = _OBEYED.sub(lambda one: f"{one[1]} :" if one[1] else f"{one[2]} [", text)
         return f"{text.removesuffix(chr(10))}\n"
 
     def json_line(self, document: object) -> None:

@@ -62,7 +62,7 @@ def test_a_bare_checkout_has_its_phases_reports_profiles_and_configs(
     assert "configs/cpu_smoke.yaml" in planned.stdout
     refused = start("report", "none", "--format", "no", cwd=copy, path=packages)
     assert refused.returncode == 2
-    assert "ctrf, details, html, junit, md, nodes, terminal" in refused.stderr
+    assert "ctrf, details, github, html, junit, md, nodes, terminal" in refused.stderr
 
 
 def test_beside_an_installed_one_the_checkout_says_what_runs(copy: Path) -> None:

@@ -63,7 +63,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
     options:
       run_name [RUN]
       --out DIR
-      --format FORMAT  md, details, html, junit, ctrf, nodes or terminal (default: terminal)
+      --format FORMAT  md, details, html, junit, ctrf, nodes, terminal or github (default: terminal)
 
     examples:
       runbook report                                the newest run, on the terminal
@@ -162,7 +162,8 @@ def judge(args: argparse.Namespace, console: Console) -> int:
       run_name [RUN]
       --out DIR
       --profile NAME|FILE  the limits to judge by (default: those of the run)
-      --format FORMAT      md, details, html, junit, ctrf, nodes or terminal (default: terminal)
+      --format FORMAT      md, details, html, junit, ctrf, nodes, terminal or github
+                           (default: terminal)
 
     examples:
       runbook judge --profile a100x2_pcie3

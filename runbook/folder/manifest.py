@@ -232,7 +232,7 @@ _MOST_LOOKED_AT = 2000
 
 
 # Reports that earlier versions wrote: the manifest of such a run has their digests.
-FORMER_REPORTS = ("report.json", "annotations.txt")
+FORMER_REPORTS = ("report.json",)
 
 
 def folder_problems(run_root: Path, record: RunRecord) -> list[str]:

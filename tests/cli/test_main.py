@@ -22,6 +22,7 @@ import runbook
 from runbook import __version__
 from runbook.cli import COMMANDS, main
 from runbook.cli._parser import SHORT_FORMS
+from runbook.cli.run.observers import LogConsole
 from runbook.console import Console, drop, marked, rendered, table_of, whole
 from tests.cli.shell import inside
 from tests.cli.shell import runbook as started
@@ -302,14 +303,15 @@ FORGED = [
 
 
 @pytest.mark.parametrize("text", FORGED)
-@pytest.mark.parametrize("github", ["", "true"])
+@pytest.mark.parametrize("kind", [Console, LogConsole])
 def test_no_text_makes_a_line_of_its_own_or_drives_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, github: str, text: str
+    kind: type[Console], text: str
 ) -> None:
     """On a terminal with color; the console's own colors stay."""
-    monkeypatch.setenv("GITHUB_ACTIONS", github)
     out, err = Terminal(), Terminal()
     console = Console(stdout=out, stderr=err)
+    if kind is LogConsole:
+        console = LogConsole(console)
     console.result(text, text)
     console.result(marked("", "GO", text, color=console.color_out))
     console.progress(text)
@@ -318,7 +320,7 @@ def test_no_text_makes_a_line_of_its_own_or_drives_a_terminal(
         console.draw(text)
         console.draw()
     console.tell({}, [text, table_of(("A", "B"), [("GO", text)], styled=0)])
-    shown = out.getvalue() + err.getvalue()
+    shown = out.getvalue() + ("" if kind is LogConsole else err.getvalue())
     own = {"\x1b[32mGO\x1b[0m": 2, "\r\x1b[J": int(console.is_live)}
     for code, count in own.items():
         assert shown.count(code) == count

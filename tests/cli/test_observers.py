@@ -13,9 +13,11 @@ import pytest
 from jsonschema import Draft202012Validator
 from rich.cells import cell_len
 
-from runbook.cli.run.observers import JsonObserver
+from runbook.cli.run.observers import JsonObserver, LogConsole, harmless, tell_github
 from runbook.cli.run.text import Progress, RunView, TextObserver
 from runbook.console import Console, rendered
+from runbook.engine.derive import render
+from runbook.folder.manifest import fingerprint_of
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
 from runbook.records.events import Forecast, Pulse, SilentRank, events_schema
 from tests.cli.test_main import Terminal
@@ -123,21 +125,36 @@ def test_no_line_about_what_goes_on_comes_after_the_phases_own_line() -> None:
     "text",
     ["::error::x", "  ::stop-commands::x", "fine\n::add-mask::x", "a ##[error]x", "\t::group::"],
 )
-def test_nothing_that_a_trainer_says_is_a_command_of_the_runner_that_keeps_the_log(
-    monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv("GITHUB_ACTIONS", "true")
-    out, err = io.StringIO(), io.StringIO()
-    console = Console(stdout=out, stderr=err)
+def test_nothing_that_a_trainer_says_is_a_command(text: str) -> None:
+    out = io.StringIO()
+    console = LogConsole(Console(stdout=out, stderr=io.StringIO()))
     console.progress(text)
     console.result(text)
-    console.page(text)
-    console.show(text)
-    for line in (*out.getvalue().splitlines(), *err.getvalue().splitlines()):
+    for line in out.getvalue().splitlines():
         assert not line.lstrip().startswith("::") and "##[" not in line
-    told = out.getvalue()
-    console.result("rate: 5::6 [x]")
-    assert out.getvalue() == f"{told}rate: 5::6 [x]\n"
+    assert harmless("rate: 5::6 [x]") == "rate: 5::6 [x]"
+
+
+def test_summary_and_outputs_are_appended(tmp_path: Path) -> None:
+    out, record = io.StringIO(), samples.no_go()
+    summary, outputs = tmp_path / "summary.md", tmp_path / "outputs"
+    summary.write_text("of a step before\n")
+    tell_github(
+        LogConsole(Console(stdout=out, stderr=io.StringIO())),
+        record,
+        tmp_path / "run",
+        exit_code=1,
+        variables={"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)},
+    )
+    assert out.getvalue() == render(record, "github")
+    assert summary.read_text() == "of a step before\n" + render(record, "md")
+    assert outputs.read_text().splitlines() == [
+        "verdict=NO-GO",
+        "exit_code=1",
+        f"run={tmp_path}/run",
+        f"fingerprint={fingerprint_of(record)}",
+        f"report={tmp_path}/run/report.md",
+    ]
 
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"

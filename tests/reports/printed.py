@@ -58,8 +58,8 @@ def commands_in_pages() -> Iterator[tuple[str, str]]:
 
 
 def commands_in_output(text: str) -> dict[str, None]:
-    """What a terminal says to type, without what it is for."""
-    return dict.fromkeys(_TOLD.findall(text))
+    """What a terminal, or an annotation of GitHub, says to type, without what it is for."""
+    return dict.fromkeys(_TOLD.findall(text.replace("%0A", "\n")))
 
 
 def is_command(text: str) -> bool:

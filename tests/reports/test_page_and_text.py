@@ -185,6 +185,8 @@ def assert_neutral(record: RunRecord) -> None:
         assert markdown_shape(texts[name]) == SHAPES[name]
     assert html_shape(texts["html"]) == SHAPES["html"]
     assert len(texts["terminal"].splitlines()) == SHAPES["lines"]
+    commands = texts["github"].splitlines()
+    assert commands and all(line.startswith("::") for line in commands), "no line of its own"
     assert [node.tag for node in ET.fromstring(texts["junit"]).iter()] == SHAPES["junit"]
 
 

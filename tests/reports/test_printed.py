@@ -143,7 +143,8 @@ class Shell:
         path = max(self.folder.glob("artifacts/*/run.json"), key=lambda path: path.parent.name)
         record = RunRecord.model_validate_json(path.read_text("utf-8"))
         self.printed |= commands_of(record)
-        self.printed |= commands_in_output(render(record, "terminal"))
+        for name in ("terminal", "github"):
+            self.printed |= commands_in_output(render(record, name))
         return record
 
     def only(self, start: str) -> str:

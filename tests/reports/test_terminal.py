@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from reports.terminal import render_terminal
+from reports.terminal import render_github, render_terminal
 from reports.view import build_view
 from runbook.engine.derive import render
 from runbook.records import LaunchStatus, Outcome, PhaseRecord, Ran, Reason, RunRecord, Verdict
@@ -122,3 +122,11 @@ def test_every_place_names_the_same(what: str) -> None:
     for command in commands:
         assert command in commands_in_markdown(render(record, "md"))
         assert command in page
+        assert command in render(record, "github").replace("%0A", "\n")
+
+
+def test_github_is_never_given_more_than_it_shows() -> None:
+    rows = [row(f"baseline.x{n}", Outcome.FAIL, Reason.CRASH, f"fault {n}") for n in range(20)]
+    shown = render_github(made(by_hand("baseline", *rows)), Screen()).splitlines()
+    errors = [line for line in shown if line.startswith("::error title=")]
+    assert len(errors) == 10 and "more errors::" in errors[-1]

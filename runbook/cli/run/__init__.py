@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from runbook import DEFAULT_LAUNCHER, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S, FILE_AFTER
 from runbook.cli._parser import command, number_type, whole_type
 from runbook.cli._runs import find_run
-from runbook.console import Console
+from runbook.console import Console, OutputFormat
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # may take may be said again.
 _FREE_BESIDE_RESUME = (
     *("out", "resume", "phase", "until", "until_s"),
-    *("partial_exit", "json", "quiet", "no_color"),
+    *("partial_exit", "output_format", "json", "quiet", "no_color"),
 )
 
 
@@ -49,6 +49,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
         found.append(f"--out {args.out}: is a file, not a folder")
     if args.partial_exit not in (ProgramExit.GO, ProgramExit.PARTIAL):
         found.append(f"--partial-exit {args.partial_exit}: expected 0 or 4")
+    found.extend(_output_problems(args))
     # A name that there is not is told with the options.
     if args.launcher.partition(FILE_AFTER)[0] in registry.names(GROUP) and not args.dry_run:
         found.extend(launcher(args.launcher).lacks())
@@ -86,6 +87,18 @@ def _problems(args: argparse.Namespace) -> list[str]:
 def _command() -> str:
     """What was typed."""
     return shlex.join(["runbook", *sys.argv[1:]])
+
+
+def _output_problems(args: argparse.Namespace) -> list[str]:
+    """--json is short for the format of that name; leaves what both mean in `args.output`."""
+    chosen = args.output_format
+    if args.json and chosen not in (None, OutputFormat.JSON):
+        return [f"--json and --output-format {chosen}: choose one"]
+    args.output = OutputFormat(chosen or ("json" if args.json else "text"))
+    args.json = args.output is OutputFormat.JSON
+    if args.dry_run and args.output is OutputFormat.GITHUB:
+        return ["--output-format github is for a run: a dry run has nothing to annotate"]
+    return []
 
 
 def _continued(args: argparse.Namespace) -> list[str]:
@@ -146,6 +159,7 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
         "seed": {"type": whole_type(at_least=0), "default": 0},
         "reference": "",
         "head": "",
+        "output_format": {"choices": [one.value for one in OutputFormat]},
         "partial_exit": {"type": whole_type(at_least=0), "default": int(ProgramExit.PARTIAL)},
     },
     more=lambda parser: parser.set_defaults(plan=""),
@@ -202,6 +216,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
       --head COMMIT  what phase regression holds against it (default: the commit of this checkout)
 
     how it is told:
+      --output-format text|json|github  text (default) for people; json: every event as one JSON
+          line, the same as --json; github: annotations, step summary and outputs of GitHub
+          Actions
       --partial-exit 0|4  exit code of PARTIAL PASS: 4 (default), or 0 for a step of a job that
           runs a part on purpose
 
@@ -221,7 +238,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.checkout import how_to_call
     from runbook.cli.run.dry_run import print_plan, refusals, times
-    from runbook.cli.run.observers import observer_for, print_summary
+    from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
     from runbook.config.precedence import dropped
     from runbook.engine.plan.prepare import needs_of, without_board
     from runbook.engine.resuming import resume_run
@@ -233,7 +250,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
     plan = args.setup.profile.plan
     if plan and (refused := refusals(args, needs_of(args.setup))):
         raise UsageError(refused, hint="nothing was started")
-    with observer_for(console, as_json=args.json) as observer:
+    with observer_for(console, args.output) as observer:
         if args.resume_folder is not None:
             record = resume_run(
                 args.resume_folder,
@@ -256,7 +273,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 observer.note(text)
             record = run_setup(args.setup, observer=observer, until_s=args.until_s)
     folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
-    if not args.json:
+    if args.output is OutputFormat.GITHUB:
+        console = LogConsole(console)
+        tell_github(console, record, folder, exit_code=code)
+    if args.output is not OutputFormat.JSON:
         print_summary(console, record, folder)
     return code
 

@@ -1,4 +1,4 @@
-"""Who shows a run while it goes on, and what stands at its end; to programs, too.
+"""Who shows a run while it goes on, and what stands at its end: to programs and on GitHub, too.
 
 For programs each event is one JSON line, as docs/events.schema.json says.
 """
@@ -6,14 +6,17 @@ For programs each event is one JSON line, as docs/events.schema.json says.
 from __future__ import annotations
 
 import math
+import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from runbook.cli._runs import print_reports
 from runbook.cli.run.text import RunView, TextObserver
-from runbook.console import Console, Painted
+from runbook.config.registry import report_files
+from runbook.console import Console, OutputFormat, Painted
 from runbook.engine.derive import render
 from runbook.files import near, typed_here, utc_text_ms
 from runbook.folder.manifest import fingerprint_of, shown_fingerprint
@@ -21,7 +24,35 @@ from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
 from runbook.records.events import Forecast, Pulse
 from runbook.records.run import Screen
 
+_SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"
 _STEP_EVERY_S, _FORECAST_EVERY_S = 0.5, 10.0
+# What a runner takes for a command: `::` where a line begins, or the older `##[` anywhere.
+_COMMAND = re.compile(r"^(\s*:):|(##)\[", re.MULTILINE)
+
+
+def harmless(text: str) -> str:
+    """The text with nothing in it that a runner would obey."""
+    return _COMMAND.sub(lambda found: f"{found[1]} :" if found[1] else f"{found[2]} [", text)
+
+
+class LogConsole(Console):
+    """A console for a log that obeys commands; progress goes to stdout too.
+
+    A runner puts the two streams together as they come, and a line beside its group tells nothing.
+    """
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(
+            stdout=console.stdout, stderr=console.stdout, quiet=console.quiet, live=False
+        )
+        self.outlive_readers()
+
+    def _page(self, text: str) -> str:
+        return harmless(super()._page(text))
+
+    def commands(self, text: str) -> None:
+        """Workflow commands, escaped already."""
+        self._write(self.stdout, super()._page(text))
 
 
 class JsonObserver(RunView):
@@ -115,10 +146,48 @@ def _of(
     return _told(kind, source, phase=launch.phase, launch=launch.name, **fields)
 
 
-def observer_for(console: Console, *, as_json: bool) -> RunView:
-    """For programs or for people; what it tells of goes on where nobody reads any more."""
+def tell_github(
+    console: LogConsole,
+    record: RunRecord,
+    folder: Path,
+    *,
+    exit_code: int,
+    variables: Mapping[str, str] = os.environ,
+) -> None:
+    """Annotations on stdout; the step's summary and outputs where GitHub says to put them.
+
+    A file that cannot be written is said, and changes nothing of the verdict.
+    """
+    console.commands(render(record, "github").rstrip("\n"))
+    outputs = {
+        "verdict": record.verdict.value,
+        "exit_code": str(exit_code),
+        "run": str(folder),
+        "fingerprint": fingerprint_of(record),
+        "report": str(folder / report_files()["md"]),
+    }
+    text = "".join(f"{name}={' '.join(value.split())}\n" for name, value in outputs.items())
+    _append(console, variables, _OUTPUT, text)
+    _append(console, variables, _SUMMARY, render(record, "md"))
+
+
+def _append(console: Console, variables: Mapping[str, str], name: str, text: str) -> None:
+    path = variables.get(name)
+    if not path:
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8") as stream:
+            stream.write(text)
+    except OSError as error:
+        console.error(f"warning: ${name} ({path}) cannot be written: {error.strerror or error}")
+
+
+def observer_for(console: Console, output: OutputFormat) -> RunView:
+    """The observer of this format; what it tells of goes on where nobody reads any more."""
     console.outlive_readers()
-    return JsonObserver(console) if as_json else TextObserver(console)
+    if output is OutputFormat.JSON:
+        return JsonObserver(console)
+    return TextObserver(LogConsole(console) if output is OutputFormat.GITHUB else console)
 
 
 def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
