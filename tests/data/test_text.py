@@ -218,6 +218,7 @@ pytest.importorskip("pyarrow")
 SHARES = """
 import json
 from nsa.data.text import FinewebCorpus
+from nsa.launch.process import leave
 
 def texts(found):
     return [document.text for document in found]
@@ -239,6 +240,7 @@ for ranks, rank in ((1, 0), (2, 1), (4, 2)):
     resumed.append(texts(mixed[::2]) == texts(mixed[1::2]) == texts(whole[:9]))
     resumed.append(texts(corpus.documents(mixed[-1].after)) == texts(whole[9:]))
 print(json.dumps({"shares": told, "resumed": resumed, "where": corpus.describe(whole[5].after)}))
+leave(0)  # as the trainer does: the threads of its reader may abort an interpreter that ends
 """
 
 
