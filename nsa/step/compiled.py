@@ -40,12 +40,6 @@ class Refused(ConfigError):
 
 # What autograd calls the backward pass of one call of a compiled function.
 COMPILED_NODE = "CompiledFunctionBackward"
-# How the names begin by which the profiler knows compiled work.
-GENERATED = {
-    "calls": "Torch-Compiled Region",
-    "kernels": "triton_",
-    "graph_launches": "cudaGraphLaunch",
-}
 # Compiled calls of one forward pass beside one of each layer: the loss.
 CALLS_BESIDE = 1
 # More graphs of one function than this are a mistake: eight ways of attention that arms take turns

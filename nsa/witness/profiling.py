@@ -7,7 +7,6 @@ import gzip
 import pstats
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 from nsa.contract import PROFILE_JSON, TRACE_FILE
 from nsa.launch.output import write_json
 from nsa.launch.plan import PROFILE_WARMUP_STEPS
-from nsa.step.compiled import GENERATED
 
 _OPERATORS = ("aten::", "c10d::", "gloo:", "nccl:", "nsa::", "torch::", "cuda", "cuLaunch")
 # Kinds of events: on the host's timeline; work on a device's (kernels, copies); and a range of the
@@ -156,19 +154,7 @@ def summarize(events: Sequence[Recorded], steps: int) -> dict[str, Any]:
         "steps": steps,
         "wall_us": round(wall_us, 1),
         "gpu": _device_time(events),
-        "compiled": _compiled(events),
     }
-
-
-def _compiled(events: Sequence[Recorded]) -> dict[str, int]:
-    """Calls of compiled functions, kernels that were generated for them, replays of CUDA graphs."""
-    names = Counter(
-        kind
-        for event in events
-        for kind, start in GENERATED.items()
-        if event.name.startswith(start)
-    )
-    return {kind: names[kind] for kind in GENERATED}
 
 
 def _device_time(events: Sequence[Recorded]) -> dict[str, float] | None:
