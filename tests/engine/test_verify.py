@@ -113,7 +113,7 @@ def test_a_file_without_an_end_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """Each a terabyte of nothing behind what it holds, which would take a day to read."""
-    for module in ("folder.launch.lines", "folder.manifest"):
+    for module in ("folder.launch", "folder.manifest"):
         monkeypatch.setattr(f"runbook.{module}.LARGEST_LOG_BYTES", 1 << 20)
     os.truncate(folder / name, 1 << 40)
     assert any(name in text for text in verify(folder).differences)
