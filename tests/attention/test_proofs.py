@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nsa
-from nsa.attention import attend, sdpa
+from nsa.attention import attend, compressed
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Kernels, Phi, Way
@@ -311,8 +311,8 @@ def test_edges(path: str) -> None:
 @table(__file__, "pieces_of_rows")
 def test_pieces_are_equal_and_not_short(n_rows: int, pieces: int) -> None:
     """6 query heads of 2,017 queries, a prime number, make no more than 6; 8,191 is prime."""
-    assert sdpa._pieces(n_rows, torch.device("cuda")) == pieces
-    assert sdpa._pieces(n_rows, torch.device("cpu")) == 1
+    assert compressed._pieces(n_rows, torch.device("cuda")) == pieces
+    assert compressed._pieces(n_rows, torch.device("cpu")) == 1
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 6])
@@ -320,10 +320,10 @@ def test_the_sum_over_rows_does_not_depend_on_the_pieces(
     monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     """Two chunks of rows, the second added to the first, against an explicit sum in float64."""
-    monkeypatch.setattr(sdpa, "_pieces", lambda *_: pieces)
+    monkeypatch.setattr(compressed, "_pieces", lambda *_: pieces)
     a, b = (torch.randn(3, 24, width, dtype=torch.float64) for width in (5, 4))
-    first = sdpa._add_product(None, a, b)
-    both = sdpa._add_product(first.clone(), a, 2 * b)
+    first = compressed._add_product(None, a, b)
+    both = compressed._add_product(first.clone(), a, 2 * b)
     right = (a[..., None] * b[:, :, None]).sum(1)
     torch.testing.assert_close(first, right, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(both, 3 * right, rtol=1e-12, atol=1e-12)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsa.attention import sdpa
+from nsa.attention import compressed
 from nsa.config import ModelConfig, Way
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import Gap, error_of
@@ -126,8 +126,8 @@ def test_what_chooses_blocks_has_all_of_float32(
     """Where a process allows TF32: forward and backward of a layer, compiled or not."""
     torch.set_float32_matmul_precision("high")
     seen: list[str] = []
-    for name in ("_attend_chunks", "_derive_chunks"):
-        plain = getattr(sdpa, name)
+    for name in ("_forward", "_backward"):
+        plain = getattr(compressed, name)
 
         def watched(*args: Any, plain: Any = plain) -> Any:
             with Precision() as products:
@@ -135,7 +135,7 @@ def test_what_chooses_blocks_has_all_of_float32(
             seen.extend(products.seen)
             return found
 
-        monkeypatch.setattr(sdpa, name, watched)
+        monkeypatch.setattr(compressed, name, watched)
     layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=SHAPE))
     layer.attention.way = Way(force_sdpa=True)
     x = torch.randn(*TOKENS, SHAPE.dim, requires_grad=True)
