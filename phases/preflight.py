@@ -12,7 +12,8 @@ from phases.kit.case import Case, broken_tests, judge_cases, report_of
 from phases.kit.commands import ceilings_launch, pytest_launch
 from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.measure import against
-from phases.kit.rows import Row, RowPhase, playbook
+from phases.kit.playbook import playbook
+from phases.kit.rows import Row, RowPhase
 from phases.machine import ceilings, devices
 from phases.machine.nodes import bisection_rows, group_launches, next_launch, node_rows
 from runbook.config.registry import Judgement, PlanContext

@@ -1,28 +1,21 @@
-"""A phase made of declared rows: the declaration is the list of checks, so none can vanish.
-
-Behind them what to do about a row that is not PASS: `playbook.yaml`, as far as it fits where it is
-said. A finding that names its topic takes that one's remedy: it knows the fault, such as the end of
-a launch. Any other row takes the remedy of its own topic if there is one, else that of its reason.
-"""
+"""A phase made of declared rows: the declaration is the list of checks, so none can vanish."""
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, wraps
-from typing import Any, ClassVar, TypeVar
+from functools import wraps
+from typing import ClassVar, TypeVar
 
 from phases.kit import table
 from phases.kit.case import Case
 from phases.kit.finding import Finding, ending, incomplete, invalid, skipped
-from runbook.config import Profile
+from phases.kit.playbook import Situation, first_of, remedy_for, situation_of
 from runbook.config.registry import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
 from runbook.records import Check, Launch, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, PhaseEvidence
-from runbook.records.outcome import STEP
+from runbook.records.evidence import PhaseEvidence
 
 S = TypeVar("S")
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
@@ -287,177 +280,3 @@ def _room(found: Finding) -> float:
         return 0.0
     room = float(measured.value) - limit.value
     return room if limit.spec.floor else -room
-
-
-# -- what to do about a finding ------------------------------------------------------------------
-
-# A trainer of one's own has none of these.
-_NEEDS_CONTRACT = re.compile(
-    r"NSA_|--set\b|\btrain\.[a-z]|runbook (triage|stacks)|stackdump|training\.csv|env\.json"
-    r"|git checkout"
-)
-# Requirement T12 shortens to this.
-_SHORT = 1024
-
-
-@dataclass(frozen=True, kw_only=True)
-class Situation:
-    """What a remedy has to fit. `folder` is the launch's, relative to the run's.
-
-    `lower_lr` is a tenth of the config's learning rate; empty where that is not known.
-
-    `pcie`: the GPUs are not linked otherwise. `contract`: the trainer has our settings. Ranks on
-    GPUs talk over NCCL, those on a CPU over gloo.
-    """
-
-    device: str
-    ranks: int
-    dtype: str
-    seq_len: int
-    pcie: bool
-    folder: str
-    contract: bool = True
-    lower_lr: str = ""
-
-    @property
-    def on_gpu(self) -> bool:
-        """Do the ranks compute on GPUs?"""
-        return self.device == "cuda"
-
-    def filled(self, words: str) -> str:
-        """The words with what only the situation knows."""
-        return words.replace("{folder}", self.folder).replace("{lower_lr}", self.lower_lr)
-
-
-# Where a part of a remedy is said, by what its `when` is called.
-FITS: Mapping[str, Callable[[Situation], bool]] = {
-    "": lambda _: True,
-    "gpu": lambda now: now.on_gpu,
-    "cpu": lambda now: not now.on_gpu,
-    "one_gpu": lambda now: now.on_gpu and now.ranks == 1,
-    "nccl": lambda now: now.on_gpu and now.ranks > 1,
-    "pcie": lambda now: now.on_gpu and now.ranks > 1 and now.pcie,
-    "several": lambda now: now.ranks > 1,
-    "foreign": lambda now: not now.contract,
-    "knowing_lr": lambda now: bool(now.lower_lr),
-    "not_knowing_lr": lambda now: not now.lower_lr,
-    "in_bf16": lambda now: now.dtype == "bf16",
-    "in_full": lambda now: now.dtype != "bf16",
-    "long": lambda now: now.seq_len > _SHORT,
-    "short": lambda now: now.seq_len <= _SHORT,
-}
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Words that a remedy has where they fit.
-
-    What is typed first, where the words have that: a `command`, or the phase again with `settings`
-    that tell more.
-    """
-
-    say: str
-    when: str = ""
-    command: str = ""
-    settings: Sequence[str] = ()
-
-
-Remedy = tuple[Advice, ...]
-
-
-@dataclass(frozen=True)
-class Playbook:
-    """Every remedy, by the topic that a row or finding names, and by reason.
-
-    `fixed_first`: these reasons before what a row is about.
-    """
-
-    by_topic: Mapping[str, Remedy]
-    by_reason: Mapping[Reason, Remedy]
-    fixed_first: frozenset[Reason]
-
-
-@cache
-def playbook() -> Playbook:
-    """The shipped playbook, read once."""
-    document = table("playbook")
-    topics = {name: _remedy(told) for name, told in document["topics"].items()}
-    reasons = {
-        Reason(name): topics[told["topic"]] if isinstance(told, dict) else _remedy(told)
-        for name, told in document["reasons"].items()
-    }
-    return Playbook(topics, reasons, frozenset(map(Reason, document["fixed_first"])))
-
-
-def _remedy(told: Any) -> Remedy:
-    parts = told if isinstance(told, list) else [told]
-    return tuple(Advice(one) if isinstance(one, str) else Advice(**one) for one in parts)
-
-
-def fitting(remedy: Remedy, now: Situation) -> list[Advice]:
-    """The parts that fit, in their order."""
-    fits = [one for one in remedy if FITS[one.when](now)]
-    return fits if now.contract else [x for x in fits if not _NEEDS_CONTRACT.search(x.say)]
-
-
-def told(remedy: Remedy, now: Situation) -> str:
-    """The parts that fit, in one line; empty if none does."""
-    return STEP.join(now.filled(one.say) for one in fitting(remedy, now))
-
-
-def remedy_for(topic: str, code: Reason, now: Situation, *, own: str = "") -> str:
-    """The remedy of what a finding names as its `own` topic, else of its row's topic or reason.
-
-    Only what fits the situation; where nothing of a topic does, what the reason asks for.
-    """
-    return told(_chosen(topic, code, now, own), now)
-
-
-def first_of(topic: str, code: Reason, now: Situation, *, own: str = "") -> Advice | None:
-    """The part of the same remedy that has something to type before anything else."""
-    parts = fitting(_chosen(topic, code, now, own), now)
-    return next((one for one in parts if one.command or one.settings), None)
-
-
-def _chosen(topic: str, code: Reason, now: Situation, own: str) -> Remedy:
-    book = playbook()
-    its = own or (topic if topic in book.by_topic and code not in book.fixed_first else "")
-    remedy = book.by_topic[its] if its else ()
-    return remedy if fitting(remedy, now) else book.by_reason.get(code, ())
-
-
-def situation_of(
-    profile: Profile,
-    launches: Sequence[LaunchEvidence],
-    evidence: Sequence[str] = (),
-    *,
-    ranks: int | None = None,
-) -> Situation:
-    """As these launches ran, by their env.json; what none of them says is as the profile plans it.
-    `ranks` is for advice on one launch; that on a comparison is for all that the profile has.
-
-    The folder is that of the launch that one of the paths of `evidence` lies in, else the first's.
-    """
-    env = next((dict(one.env) for one in launches if one.env), {})
-    device, effective = env.get("device") or {}, env.get("effective") or {}
-    folders = [one.launch.run_dir for one in launches]
-    within = [folder for folder in folders if any(p.startswith(f"{folder}/") for p in evidence)]
-    return Situation(
-        device=str(device.get("type") or profile.hardware.device),
-        ranks=ranks or profile.ranks,
-        dtype=str(effective.get("dtype") or profile.workload.dtype),
-        seq_len=effective.get("seq_len") or profile.workload.seq_len,
-        pcie=profile.hardware.pcie_gen is not None and not profile.hardware.nvlink,
-        folder=next(iter([*within, *folders]), "the launch's folder"),
-        contract=profile.own_trainer is None,
-        lower_lr=_lower_lr(env, launches),
-    )
-
-
-def _lower_lr(env: Mapping[str, Any], launches: Sequence[LaunchEvidence]) -> str:
-    """A tenth of the config's rate; empty if a launch had another one."""
-    given = [{*one.launch.config_overrides, *one.launch.env} for one in launches]
-    rate = ((env.get("config") or {}).get("train") or {}).get("lr")
-    if rate is None or any(names & {"train.lr", "NSA_LR"} for names in given):
-        return ""
-    return f"{rate / 10:.3g}"

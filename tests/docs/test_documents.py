@@ -14,7 +14,7 @@ import yaml
 from nsa.settings import load_config
 from nsa.toggles import TOGGLES, meaning
 from nsa.torch_env import plan
-from phases.kit.rows import playbook
+from phases.kit.playbook import playbook
 from runbook.cli import main
 from runbook.config import Profile
 from runbook.config.load import load_profile

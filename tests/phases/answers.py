@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from phases.kit.finding import Finding
-from phases.kit.rows import Situation
+from phases.kit.playbook import Situation
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Check
 from tests.phases import builder, spoil

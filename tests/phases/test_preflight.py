@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from nsa.contract import CEILINGS_JSON
 from phases import preflight
-from phases.kit.rows import playbook
+from phases.kit.playbook import playbook
 from runbook.config.registry import PlanContext
 from runbook.folder.launch.evidence import read_launch
 from runbook.records import Check

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from phases.kit.rows import fitting, playbook, told
+from phases.kit.playbook import fitting, playbook, told
 from runbook.engine.derive import render
 from runbook.records import RunRecord
 from runbook.records.run import Invocation

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from phases.kit.finding import ending
-from phases.kit.rows import playbook, remedy_for, situation_of, told
+from phases.kit.playbook import playbook, remedy_for, situation_of, told
 from runbook.config import registry
 from runbook.records import Kind, LaunchStatus, Reason
 from runbook.records.outcome import STEP
