@@ -19,7 +19,7 @@ from nsa.step.dispatch import needs_trial, trial_step
 from nsa.step.engine import Engine, StepOutcome
 from nsa.step.sync import Arriving, Posted, post
 from nsa.train.settle import End, Evaluations, Pending, Settler, Tables
-from nsa.witness import Witness
+from nsa.witness.witness import Witness
 
 if TYPE_CHECKING:
     from nsa.train.saves import Saves

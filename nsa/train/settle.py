@@ -28,8 +28,8 @@ from nsa.model import gate_stats
 from nsa.step.clock import Mark
 from nsa.step.engine import Engine
 from nsa.step.sync import Agreed, Arriving, Posted
-from nsa.witness import Witness
 from nsa.witness.shadow.recompute import loss_again
+from nsa.witness.witness import Witness
 
 
 @dataclass(frozen=True, kw_only=True)

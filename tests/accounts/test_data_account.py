@@ -11,7 +11,7 @@ import pytest
 from nsa.contract.digests import recomputed_steps
 from nsa.data import GeneratedSource
 from nsa.settings import Share
-from nsa.witness import batch_digest
+from nsa.witness.witness import batch_digest
 from runbook.accounts import GeneratedData, data
 from runbook.accounts.data import data_account, held_out_account
 from runbook.records.evidence import RankLog

@@ -38,6 +38,8 @@ HEAVY = {"numpy", "pandas", "scipy", "rich", "tensorboard", "datasets", "tiktoke
         # A refusal does not wait for torch.
         ("from nsa.train.__main__ import main; assert main(['-b'], {}) == 2", HEAVY | {"torch"}),
         ("import nsa.train.session", HEAVY - {"numpy"}),
+        # A second source of what torch computes has nothing of it.
+        ("import nsa.witness.oracle", HEAVY - {"numpy"} | {"torch"}),
     ],
 )
 def test_what_is_not_used_is_not_loaded(words: str, heavy: set[str]) -> None:

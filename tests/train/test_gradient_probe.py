@@ -11,10 +11,10 @@ from torch import Tensor
 
 from nsa import model as models
 from nsa.step.engine import Engine
-from nsa.witness import TokenMeter, batch_digest
 from nsa.witness.gradient_probe import _row, probe_gradients
 from nsa.witness.oracle_check import OracleCheck
 from nsa.witness.shadow.sample import Movement
+from nsa.witness.witness import TokenMeter, batch_digest
 from tests.train.engines import S, batch, engine
 
 TOLERANCE = 1e-4
