@@ -22,7 +22,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.program import markdown_table, numbers
 from nsa.config import Kernels, ModelConfig, NSAConfig, Way
-from nsa.model import NSALanguageModel, mean_loss, rotations
+from nsa.layer import rotations
+from nsa.model import NSALanguageModel, mean_loss
 from tests.attention.fake_cuda import Watched, fake_cuda
 
 

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from nsa.config import ModelConfig as ModelConfig
     from nsa.config import NSAConfig as NSAConfig
     from nsa.contract import NSAError as NSAError
-    from nsa.model import NSAAttention as NSAAttention
+    from nsa.layer import NSAAttention as NSAAttention
     from nsa.model import NSALanguageModel as NSALanguageModel
 
 _HOME = {
     "ModelConfig": "nsa.config",
     "NSAConfig": "nsa.config",
     "NSAError": "nsa.contract",
-    "NSAAttention": "nsa.model",
+    "NSAAttention": "nsa.layer",
     "NSALanguageModel": "nsa.model",
 }
 

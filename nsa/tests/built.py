@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from nsa.config import ModelConfig, NSAConfig
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
-from nsa.model import NSAAttention
+from nsa.layer import NSAAttention
 from nsa.step.engine import Engine
 from nsa.witness import oracle
 

@@ -15,7 +15,7 @@ import torch
 
 from nsa.attention.selection import full_float32
 from nsa.data import Batch
-from nsa.model import Columns
+from nsa.layer import Columns
 from nsa.tests import built, maths
 from nsa.tests.truth import SLOPES, Truth
 from nsa.witness import oracle

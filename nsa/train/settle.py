@@ -24,7 +24,7 @@ from nsa.data import Source
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, LineFile, say
 from nsa.launch.process import GRACE_S, Termination
-from nsa.model import gate_stats
+from nsa.layer import gate_stats
 from nsa.step.clock import Mark
 from nsa.step.engine import Engine
 from nsa.step.sync import Agreed, Arriving, Posted

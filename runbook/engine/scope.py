@@ -113,7 +113,7 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
 
     A plan's phases are held against those of the shipped plan; one's own plan is named instead.
     """
-    base = _as_planned(shipped_like(profile), profile)
+    base = _as_planned(_shipped_like(profile), profile)
     kept = sum(name in set(profile.required) for name in base.required)
     found = [f"plan {profile.plan.name}"] if profile.plan and not profile.plan.shipped else []
     if profile.own_trainer is not None:
@@ -163,7 +163,7 @@ def profile_of(record: RunRecord) -> Profile:
 _shipped = lru_cache(maxsize=4)(load_profile)
 
 
-def shipped_like(profile: Profile) -> Profile:
+def _shipped_like(profile: Profile) -> Profile:
     """The shipped profile of that name, or of the same kind of device and number of ranks."""
     same = _shipped(profile.name) if is_shipped(profile.name) else None
     kind = (profile.hardware.device, min(profile.ranks, 2))

@@ -11,7 +11,8 @@ from nsa.attention import choose_path, nsa_attention
 from nsa.attention.tracing import profile_range
 from nsa.config import ModelConfig, Way, keys_touched, model_flops_per_token, parameter_count
 from nsa.contract import NSAError
-from nsa.model import Columns, NSALanguageModel, gate_stats
+from nsa.layer import Columns, gate_stats
+from nsa.model import NSALanguageModel
 from nsa.witness.profiling import torch_profiler
 from tests.factory.tables import table
 
@@ -36,7 +37,7 @@ def test_rows_of_the_projection_are_aligned(
         columns.append(len(weight))
         return torch.nn.functional.linear(x, weight)
 
-    monkeypatch.setattr("nsa.model.linear", noted)
+    monkeypatch.setattr("nsa.layer.linear", noted)
     layer = nsa.NSAAttention(nsa.NSAConfig(), Way(force_sdpa=True))
     layer(torch.randn(1, 70, 768))
     assert columns == [1576] and layer.in_proj.weight.shape == (1572, 768)

@@ -21,7 +21,7 @@ from nsa.attention import attend, compressed
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Kernels, Phi, Way
-from nsa.model import Columns, rotations, split_projection
+from nsa.layer import Columns, rotations, split_projection
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
 from tests.factory.tables import table

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa import model as models
+from nsa import layer as layer_module
 from nsa.step.engine import Engine
 from nsa.witness.gradient_probe import _row, probe_gradients
 from nsa.witness.oracle_check import OracleCheck
@@ -55,13 +55,13 @@ class _Weaker(torch.autograd.Function):
 def test_a_gradient_that_is_5_percent_too_small_shows_in_the_slope(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    split = models.split_projection
+    split = layer_module.split_projection
 
     def weakened(*args: Any) -> Any:
         parts = split(*args)
         return replace(parts, **{part: _Weaker.apply(getattr(parts, part))})  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(models, "split_projection", weakened)
+    monkeypatch.setattr(layer_module, "split_projection", weakened)
     spots = probe_gradients(engine(), batch())["oracle"]
     assert spots["slope"] > 1e-3 and spots["layer"] < TOLERANCE
 

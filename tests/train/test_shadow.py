@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa import model as models
+from nsa import layer as layer_module
 from nsa.attention.branches import Grouped
 from nsa.attention.tracing import count_ranges, is_watched
 from nsa.data import Batch
@@ -261,14 +261,14 @@ def _one_of_two(rank: int, port: int) -> list[dict[str, Any]]:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     made = engine("--ddp", "1", **os.environ)
-    healthy, split = trained(made, last=1)["recomputed"], models.split_projection
+    healthy, split = trained(made, last=1)["recomputed"], layer_module.split_projection
 
     def weakened(*args: Any) -> Grouped:
         parts = split(*args)
         return replace(parts, gates=(parts.gates + parts.gates.detach()) / 2)
 
     if rank == 1:
-        models.split_projection = weakened
+        layer_module.split_projection = weakened
     wrong = trained(made, first=2, last=2)["recomputed"]
     made.ranks.end()
     return [healthy, wrong]

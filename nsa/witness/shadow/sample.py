@@ -22,7 +22,8 @@ from torch.optim import Optimizer
 
 from nsa.attention.selection import full_float32
 from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
-from nsa.model import Columns, NSAAttention, NSALanguageModel
+from nsa.layer import Columns, NSAAttention
+from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
 
 # What the optimizer has to be, beside what the config says: written down again, not read from it.
