@@ -108,7 +108,8 @@ def _run(place: Place) -> list[Program]:
         small = ("--profile", "cpu", "--phase", "baseline", "--partial-exit", "0")
         profile = small if place.stand_in else ("--profile", "auto")
         asked = [*profile, "--out", str(runs), "--keep-going"]
-    words = (sys.executable, "-m", "runbook", "run", *asked, "--until-s", f"{place.told_s:.0f}")
+    limit = ("timeout", "--foreground", "--preserve-status", f"{place.told_s:.0f}")
+    words = (*limit, sys.executable, "-m", "runbook", "run", *asked)
     return [Program(log="run.log", words=words)]
 
 

@@ -16,7 +16,7 @@ from runbook.engine import judge_phase, missing_row, read_phase, record_of, what
 from runbook.engine.earlier import keep_accepted
 from runbook.engine.plan.prepare import needs_of
 from runbook.engine.scope import what_ran
-from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part, begin_at, known_end, not_run
+from runbook.engine.starting import PREEMPTION, begin_at, known_end, not_run
 from runbook.errors import RunbookError
 from runbook.files import utc_text
 from runbook.folder import Journal
@@ -54,7 +54,6 @@ class RunState:
     run_root: Path
     journal: Journal
     observer: Observer
-    part: Part = field(default_factory=Part)
     stop: StopRequest = field(default_factory=StopRequest)
     facts: dict[str, Fact] = field(default_factory=dict)
     evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
@@ -194,12 +193,6 @@ class PhaseRun:
             done = known_end(launch, [*self._before(launch), *self.entries])
             if done is not None:
                 state.observer.note(f"{self.phase.name}/{launch.name} is not started: {done.cause}")
-        settings = state.setup.profile.phases.get(self.phase.name)
-        typical_s = settings.typical_s if settings else None
-        if done is None and not state.part.has_time_for(launch, self.entries, typical_s):
-            state.stop.request(TIME_LIMIT)
-            cause = f"left to the next part: {state.part.left_s:.0f} s are too few"
-            done = not_run(cause, follows=THE_RUN)
         if done is None:
             with state.stop.deferred():
                 done = self._start(launch)
@@ -238,7 +231,6 @@ class PhaseRun:
                 return left
             set_aside(run_dir, "unfinished")
         state.journal.append("launch_started", phase=self.phase.name, launch=launch.name)
-        state.part.started_any = True
         try:
             begun = begin_at(state.run_root, launch) if launch.resumes else None
         except RunbookError as error:

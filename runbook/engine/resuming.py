@@ -13,7 +13,7 @@ from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
-from runbook.engine.starting import Part, extend, follows_plan, keep_aside, left_open, repeat
+from runbook.engine.starting import extend, follows_plan, keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, Journal
 from runbook.folder.facts import read_facts
@@ -36,11 +36,10 @@ def resume_run(
     *,
     observer: Observer,
     make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
-    until_s: float | None = None,
     added: str = "",
     command: str = "",
 ) -> RunRecord:
-    """Continue a run after an interruption, its time limit, or a crash of harness or machine.
+    """Continue a run after an interruption, or a crash of harness or machine.
 
     Phases that had finished stay byte for byte as they are; in the phase that was cut off,
     launches that had ended are not repeated. Of a finished run the phases that did not pass run
@@ -52,7 +51,6 @@ def resume_run(
     another commit, machine or software (`identity`);
     `RunbookError` if its journal is damaged.
     """
-    part = Part(limit_s=until_s)
     run_root = run_root.resolve()
     if not (run_root / EVENTS_FILE).is_file():
         raise UsageError(f"{run_root} holds no run: it has no {EVENTS_FILE}")
@@ -80,9 +78,7 @@ def resume_run(
         told = so_far(journal.events)
         keep_aside(run_root, journal, setup.phases)
         keep_configs(setup, run_root)
-        state = RunState(
-            setup=setup, run_root=run_root, journal=journal, observer=observer, part=part
-        )
+        state = RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
         state.finished_launches = _finished_launches(told)
         _restore(state, told.finished)
         journal.append("run_resumed", sync=True)

@@ -22,7 +22,7 @@ from runbook.engine.intact import was_judged
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.plan import config_before
 from runbook.engine.plan.progress import Forecaster, pace_of_the_go
-from runbook.engine.starting import Part, held_back, keep_aside, repeat
+from runbook.engine.starting import held_back, keep_aside, repeat
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc_stamp, utc_text
 from runbook.folder import EVENTS_FILE, RECORD_FILE, Journal
@@ -68,16 +68,15 @@ def create_run_folder(out: Path) -> Path:
     raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 
-def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None) -> RunRecord:
+def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
     """Run every phase that was asked for and return the record, which also lies in `run.json`.
 
-    A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM, and
-    when `until_s` seconds are over, everything that was started is ended, the rest becomes
-    INCOMPLETE rows, and the reports are written; `resume_run` goes on from there. If the disk
+    A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM
+    everything that was started is ended, the rest becomes INCOMPLETE rows, and the reports are
+    written; `resume_run` goes on from there. If the disk
     refuses, the record is returned with that reason and is never GO. Raises `UsageError` before
     anything is created if the run's folder cannot be made.
     """
-    part = Part(limit_s=until_s)
     run_root = create_run_folder(Path(setup.options.out))
     keep_configs(setup, run_root)
     with Journal.create(run_root) as journal:
@@ -91,9 +90,7 @@ def run_setup(setup: Setup, *, observer: Observer, until_s: float | None = None)
         )
         # From here on it is found by its name, and goes on, wherever it is cut off.
         write_record(run_root, derive_record(journal.events))
-        return go_on(
-            RunState(setup=setup, run_root=run_root, journal=journal, observer=observer, part=part)
-        )
+        return go_on(RunState(setup=setup, run_root=run_root, journal=journal, observer=observer))
 
 
 def keep_configs(setup: Setup, run_root: Path) -> None:
@@ -124,7 +121,7 @@ def go_on(state: RunState) -> RunRecord:
     # Python delivers signals to the main thread only; the owner of another has to deal with them.
     main = threading.current_thread() is threading.main_thread()
     signals = stop_on_signals(state.stop) if main else nullcontext()
-    with signals, state.part.ends(state.stop):
+    with signals:
         try:
             try:
                 _run_phases(state)

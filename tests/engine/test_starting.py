@@ -1,10 +1,12 @@
-"""What is started and what is not, from which checkpoint, and how a run in parts is one run."""
+"""What is started and what is not, from which checkpoint, and how a run that was ended goes on."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -22,12 +24,9 @@ from runbook.config.setup import Setup
 from runbook.engine.derive import render
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
-from runbook.engine.starting import PREEMPTION, TIME_LIMIT, Part, begin_at, known_end
+from runbook.engine.starting import PREEMPTION, begin_at, known_end
 from runbook.errors import RunbookError, UsageError
-from runbook.folder import read_events
-from runbook.folder.manifest import check_manifest
 from runbook.launch.observer import Observer
-from runbook.process.reaper import carriers
 from runbook.records import (
     Launch,
     LaunchEntry,
@@ -37,14 +36,12 @@ from runbook.records import (
     RunRecord,
     Verdict,
 )
-from tests.cli.shell import runbook
+from tests.cli.shell import environment
 from tests.engine import toys
-from tests.engine.test_interrupt_and_resume import digests, tokens
+from tests.engine.test_interrupt_and_resume import digests, wait_for
 from tests.engine.toys import Toy, resume, run
 from tests.factory.files import record, write_beats
-from tests.factory.tables import table
 from tests.launch.helpers import fake_launch
-from tests.shared import crowded
 
 NAN = LaunchStatus.NON_FINITE
 CRASHED = LaunchStatus.CRASHED
@@ -179,42 +176,6 @@ def test_whatever_may_end_otherwise_is_started(entries: list[LaunchEntry], cause
     assert found is None if not cause else found is not None and cause in found.cause
 
 
-@table(__file__, "time_left")
-def test_a_launch_that_would_be_cut_off_is_left_to_the_next_part(
-    before: list[tuple[float, int, bool]], typical_s: float | None, starts: bool
-) -> None:
-    entries = []
-    for seconds, steps, ok in before:
-        status = LaunchStatus.COMPLETED if ok else LaunchStatus.HUNG
-        result = LaunchResult(status=status, duration_s=seconds)
-        entries.append(LaunchEntry(launch=fake_launch(name="run1", steps=steps), result=result))
-    part = Part(limit_s=100.0, started_any=True)
-    assert part.has_time_for(fake_launch(name="run2", steps=5), entries, typical_s) is starts
-
-
-def test_parts_of_one_run(tmp_path: Path) -> None:
-    """The limit falls into a launch that is slow: it is cut off, and all goes on in part two."""
-    slow = Toy("baseline", count=2, words=("--dt", "0.3"), steps=8)
-    last = Toy("bucket_sweep")
-    first = run_setup(toys.setup(tmp_path, slow, last), observer=Observer(), until_s=5.0)
-    folder = tmp_path / first.run_id
-    assert (first.verdict, first.interrupted) == (Verdict.INCOMPLETE, True)
-    assert first.options["signal"] == TIME_LIMIT
-    assert first.reasons[0] == f"interrupted by {TIME_LIMIT}"
-    assert not any(carriers(token) for token in tokens(folder))
-    done = [e.launch.name for e in first.phases[0].launches if e.result.ok]
-    for _ in range(4):
-        record = resume(folder, slow, last, until_s=crowded(5.0))
-        if not record.interrupted:
-            break
-    assert record.verdict is Verdict.GO
-    events, _ = read_events(folder / "events.jsonl")
-    begun = [one for one in events if one["event"] == "launch_started"]
-    begun = [one["launch"] for one in begun if one["phase"] == "baseline"]
-    assert all(begun.count(name) == 1 for name in done)
-    assert check_manifest(folder) == []
-
-
 def preempt(folder: Path) -> None:
     """SIGTERM to the first rank that ends a step, as who wants its machine sends it."""
     give_up = time.monotonic() + 60
@@ -241,12 +202,17 @@ def test_a_run_whose_trainer_is_pre_empted_stops_and_goes_on(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_part_of_the_command_ends_with_3_and_says_how_it_goes_on(tmp_path: Path) -> None:
+def test_a_command_that_is_ended_in_time_says_how_it_goes_on(tmp_path: Path) -> None:
     words = ("run", "--profile", "cpu", "--phase", "preflight", "--out", "runs")
-    cut = runbook(*words, "--until-s", "0.5", cwd=tmp_path)
-    assert cut.code == 3, cut.err
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-m", "runbook", *words]
+    cut = subprocess.Popen(command, cwd=tmp_path, env=environment(), text=True, **pipes)
+    wait_for(tmp_path, "runs/*/preflight/*")
+    cut.send_signal(signal.SIGTERM)  # as `timeout` does
+    out, err = cut.communicate(timeout=60)
+    assert cut.returncode == 143, err
     # Every row would say that it has no evidence: only the way to go on is told.
-    first, resume, fingerprint, *reports = cut.out.splitlines()
+    first, resume, fingerprint, *reports = out.splitlines()
     assert first.startswith("INCOMPLETE (") and resume.startswith("resume  runbook run --resume ")
     assert fingerprint.startswith("fingerprint  ")
     assert all(one.startswith("report  runs/") for one in reports)

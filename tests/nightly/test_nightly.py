@@ -41,7 +41,7 @@ AN_HOUR = 60
 
 def test_the_job_has_time_for_every_launch_that_a_night_is_sure_to_have(tmp_path: Path) -> None:
     words = NIGHT.split()
-    until_s = float(words[words.index("--until-s") + 1])
+    until_s = float(words[words.index("--preserve-status") + 1])
     setup = prepare(
         RunOptions(
             phases="all,regression", profile=load_nightly().profile, reference="HEAD", out=tmp_path
@@ -59,7 +59,7 @@ def test_a_night_after_a_clean_checkout_sees_the_night_before(tmp_path: Path) ->
     clone, home, temporary = (tmp_path / name for name in ("clone", "home", "temporary"))
     subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
     home.mkdir()
-    short = '[ "$1" != nightly ] || set -- "$@" --until-s 1 --reference HEAD'
+    short = '[ "$1" != nightly ] || set -- "$@" --reference HEAD'
     script = f'{short}\nexec {sys.executable} -m runbook "$@"'
     program(temporary / "venv/bin/runbook", script)
     variables = {
@@ -81,8 +81,8 @@ def test_a_night_after_a_clean_checkout_sees_the_night_before(tmp_path: Path) ->
     nights = []
     for _ in range(2):
         (tmp_path / "outputs").unlink(missing_ok=True)
-        done = shell(NIGHT)
-        assert done.returncode == 3, done.stdout + done.stderr
+        done = shell(NIGHT.replace(" 54000 ", " 20 "))
+        assert done.returncode == 143, done.stdout + done.stderr
         told = dict(line.split("=", 1) for line in (tmp_path / "outputs").read_text().splitlines())
         nights.append(Path(told["run"]))
         checked = shell(
@@ -96,8 +96,9 @@ def test_a_night_after_a_clean_checkout_sees_the_night_before(tmp_path: Path) ->
     listed = shell(f'"$RUNNER_TEMP/venv/bin/runbook" history --out {out}').stdout
     assert all(night.name in listed for night in nights) and nights[0] != nights[1]
     first = f"--out {out} --resume {nights[0].name}"
-    resumed = shell(f"{sys.executable} -m runbook nightly --until-s 1 {first}")
-    assert resumed.returncode == 3 and nights[0].name in resumed.stderr, resumed.stderr
+    limit = "timeout --foreground --preserve-status 20"
+    resumed = shell(f"{limit} {sys.executable} -m runbook nightly {first}")
+    assert resumed.returncode == 143 and nights[0].name in resumed.stderr, resumed.stderr
 
 
 NIGHTLY = COMMANDS["nightly"]

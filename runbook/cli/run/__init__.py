@@ -23,10 +23,9 @@ from runbook.errors import ProgramExit, UsageError
 if TYPE_CHECKING:
     from runbook.records import RunRecord
 
-# A run continues with its original options; where it lies, how it is shown and how long this part
-# may take may be said again.
+# A run continues with its original options; where it lies and how it is shown may be said again.
 _FREE_BESIDE_RESUME = (
-    *("out", "resume", "phase", "until", "until_s"),
+    *("out", "resume", "phase", "until"),
     *("partial_exit", "output_format", "json", "quiet", "no_color"),
 )
 
@@ -184,8 +183,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
       --resume RUN    go on with a run, its folder or id: where it was cut off; of a finished one,
           run again the phases of which a required check did not pass, keep what they left, and name
           them in the verdict; with --phase add phases (default: begin a new one)
-      --until-s S  end this part of the run within S seconds and exit with 3; --resume goes on with
-          the next part. A launch that would be cut off is left to it (default: no limit)
       --dry-run  print the commands with time estimates; start and judge nothing
       --keep-going  start every launch, even where a required row of preflight did not pass, or an
           equal launch of the phase has failed; without it these are not started
@@ -230,7 +227,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
       runbook run --phase bucket_sweep --aa           the same arm twice; the decision must be TIE
       runbook run --resume RUN --phase nvtx            add a phase to a finished run
       runbook run --resume RUN                         go on, or run again what did not pass
-      runbook run --until-s 480; runbook run --resume artifacts/RUN --until-s 480     in parts
+      timeout --foreground 480 runbook run            end it in time; --resume RUN goes on
 
     The result goes to stdout, progress to stderr.
     exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,
@@ -255,7 +252,6 @@ def run(args: argparse.Namespace, console: Console) -> int:
             record = resume_run(
                 args.resume_folder,
                 observer=observer,
-                until_s=args.until_s,
                 added=args.added,
                 command=_command(),
             )
@@ -271,7 +267,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 observer.note(standing)
             for text in (*without_board(args.setup.profile), *times(args)) if plan else ():
                 observer.note(text)
-            record = run_setup(args.setup, observer=observer, until_s=args.until_s)
+            record = run_setup(args.setup, observer=observer)
     folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
     if args.output is OutputFormat.GITHUB:
         console = LogConsole(console)
@@ -283,12 +279,12 @@ def run(args: argparse.Namespace, console: Console) -> int:
 
 def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
     """The verdict's, or that of the signal that ended the run."""
-    from runbook.engine.starting import NO_SIGNAL
+    from runbook.engine.starting import PREEMPTION
     from runbook.records import Verdict
 
     if record.interrupted:
         name = str(record.options.get("signal"))
-        if name in NO_SIGNAL:
+        if name == PREEMPTION:
             return ProgramExit.INCOMPLETE
         return 128 + signal.Signals.__members__.get(name, signal.SIGINT)
     if record.verdict is Verdict.PARTIAL:
