@@ -44,8 +44,9 @@ def compare(what: str, mine: Tensor, truth: Tensor, bound: float) -> list[str]:
 @contextmanager
 def cut_as(launch: ModuleType, **cuts: Any) -> Iterator[None]:
     """The branches of calls by a `core` are cut so, whatever a device would like."""
-    choosers = launch.cut_of.__globals__["CHOOSERS"]
-    with mock.patch.dict(choosers, {name: lambda *_, cut=cut: cut for name, cut in cuts.items()}):
+    with mock.patch.dict(
+        launch.launch.CHOOSERS, {name: lambda *_, cut=cut: cut for name, cut in cuts.items()}
+    ):
         yield
 
 

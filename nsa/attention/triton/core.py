@@ -39,19 +39,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.attention.triton import LEAST, CompressedCut, SelectedCut, Tile, WindowCut, window
+from nsa.attention.triton import LEAST, CompressedCut, SelectedCut, Tile, WindowCut, launch, window
 from nsa.attention.triton import compressed as compressed
 from nsa.attention.triton import selected as selected
 from nsa.attention.triton.compressed.rows import give_by_compressed, pool, sum_pooled
-from nsa.attention.triton.launch import (
-    cut_of,
-    device_of,
-    how,
-    inner,
-    results_of,
-    scale_of,
-    strides_of,
-)
 from nsa.attention.triton.rows import load_rows, padded, store_rows, tile_of
 from nsa.attention.triton.selected.queries import give_by_selected
 from nsa.attention.triton.selected.readers import sum_block
@@ -222,17 +213,18 @@ def window_and_terms(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The window's output [B,S,G,h,Dv] and log-sum-exp; compressed keys and values (`pool`)."""
     batch, seq_len, groups, heads = q.shape[:4]
-    cut: WindowCut = cut_of("window", q, cfg)
-    q, k_win, v_win, k_cmp, v_cmp = (inner(x) for x in (q, k_win, v_win, k_cmp, v_cmp))
-    out, lse = results_of(q, cfg, q.dtype)
+    cut: WindowCut = launch.cut_of("window", q, cfg)
+    q, k_win, v_win, k_cmp, v_cmp = (launch.inner(x) for x in (q, k_win, v_win, k_cmp, v_cmp))
+    out, lse = launch.results_of(q, cfg, q.dtype)
     terms, values = compressed.room_for_terms(k_cmp, q.dtype, cfg)
     n_keys = terms.shape[1]
     programs = triton.cdiv(seq_len * heads, cut.forward.rows) + n_keys
-    with device_of(q):
+    with launch.device_of(q):
         first_kernel[programs, batch * groups](
             q, k_win, v_win, out, lse, k_cmp, v_cmp, terms, values, seq_len, groups, n_keys,
-            min(cfg.w, seq_len), scale_of(cfg), *strides_of(q, k_win, v_win), *k_cmp.stride()[:3],
-            *v_cmp.stride()[:3], **first_constants(cfg, q.dtype, cut), **how(cut.forward),
+            min(cfg.w, seq_len), launch.scale_of(cfg), *launch.strides_of(q, k_win, v_win),
+            *k_cmp.stride()[:3], *v_cmp.stride()[:3], **first_constants(cfg, q.dtype, cut),
+            **launch.how(cut.forward),
         )  # fmt: skip
     return out, lse, terms, values
 
@@ -253,7 +245,9 @@ class Cuts:
     @classmethod
     def of(cls, q: Tensor, cfg: NSAConfig) -> Cuts:
         """For q [B,S,G,h,Dk], as it was best on its device."""
-        return cls(**{name: cut_of(name, q, cfg) for name in ("compressed", "selected", "window")})
+        return cls(
+            **{name: launch.cut_of(name, q, cfg) for name in ("compressed", "selected", "window")}
+        )
 
     @property
     def queries(self) -> Tile:
@@ -275,7 +269,7 @@ def backward(
     cuts = Cuts.of(q, cfg)
     grad = grad.contiguous()
     q, gates, k_sel, v_sel, k_win, v_win = (
-        inner(x) for x in (q, gates, k_sel, v_sel, k_win, v_win)
+        launch.inner(x) for x in (q, gates, k_sel, v_sel, k_win, v_win)
     )
     made = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given]
     dq, dk_cmp, dv_cmp, dk_sel, dv_sel, dk_win, dv_win, d_gates = made
@@ -286,15 +280,15 @@ def backward(
     )
     batch, seq_len, groups, heads = q.shape[:4]
     pairs, by_block = batch * groups, cuts.selected.by_block
-    with device_of(q):
+    with launch.device_of(q):
         lists = selected.lists_of(bits, cfg, cuts.selected)
         queries_kernel[3 * triton.cdiv(seq_len * heads, cuts.queries.rows), pairs](
             q, grad, gates, parts_q, d_gates, sums, delta, rounded, values, cmp, cmp_lse,
             k_sel, v_sel, bits, sel, sel_lse, k_win, v_win, win, win_lse, seq_len, groups,
-            terms.shape[1], bits.shape[1], min(cfg.w, seq_len), scale_of(cfg), cfg.d_k**-0.5,
+            terms.shape[1], bits.shape[1], min(cfg.w, seq_len), launch.scale_of(cfg), cfg.d_k**-0.5,
             *q.stride()[:4], *gates.stride()[:3], *rounded.stride()[:3], *values.stride()[:3],
             *k_sel.stride()[:3], *v_sel.stride()[:3], *k_win.stride()[:3], *v_win.stride()[:3],
-            **queries_constants(cfg, cuts), **how(cuts.queries),
+            **queries_constants(cfg, cuts), **launch.how(cuts.queries),
         )  # fmt: skip
         if by_block:
             selected.give_queries_by_block(

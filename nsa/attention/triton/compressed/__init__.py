@@ -13,19 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.attention.triton import LEAST, TERMS, CompressedCut, room_for_bits
+from nsa.attention.triton import LEAST, TERMS, CompressedCut, launch, room_for_bits
 from nsa.attention.triton.compressed.rows import compressed_kernel, seen_keys
 from nsa.attention.triton.compressed.top import top_kernel
-from nsa.attention.triton.launch import (
-    cut_of,
-    device_of,
-    head_constants,
-    how,
-    inner,
-    results_of,
-    scale_of,
-    strides_of,
-)
 from nsa.attention.triton.rows import give_keys, load_keys, load_rows, padded, store_part
 from nsa.config import NSAConfig
 
@@ -109,15 +99,16 @@ def attend(
     for the gradients, the last of exact ones, for `top_blocks`.
     """
     batch, seq_len, groups, heads = q.shape[:4]
-    out, lse = results_of(q, cfg, torch.float32)
-    q = inner(q)
+    out, lse = launch.results_of(q, cfg, torch.float32)
+    q = launch.inner(q)
     exact_lse = torch.empty_like(lse)
-    cut: CompressedCut = cut_of("compressed", q, cfg)
-    with device_of(q):
+    cut: CompressedCut = launch.cut_of("compressed", q, cfg)
+    with launch.device_of(q):
         compressed_kernel[triton.cdiv(seq_len * heads, cut.forward.rows), batch * groups](
-            q, terms, values, out, lse, exact_lse, seq_len, groups, terms.shape[1], scale_of(cfg),
-            *strides_of(q, terms, values), **compressed_constants(cfg), TERMS=n_terms(q.dtype),
-            KEYS=cut.keys, **how(cut.forward),
+            q, terms, values, out, lse, exact_lse, seq_len, groups, terms.shape[1],
+            launch.scale_of(cfg), *launch.strides_of(q, terms, values),
+            **compressed_constants(cfg), TERMS=n_terms(q.dtype), KEYS=cut.keys,
+            **launch.how(cut.forward),
         )  # fmt: skip
     return out, lse, exact_lse
 
@@ -134,8 +125,9 @@ def give_keys_of_compressed(
     if n_keys:
         compressed_piece_kernel[n_pieces, n_tiles, pairs](
             q, rounded, values, grad, lse, delta, parts, seq_len, groups, n_keys, n_pieces,
-            scale_of(cfg), *strides_of(q, rounded, values), **compressed_constants(cfg),
-            KEYS=cut.owned, PIECE=cut.piece, **how(cut.key_gradient),
+            launch.scale_of(cfg), *launch.strides_of(q, rounded, values),
+            **compressed_constants(cfg), KEYS=cut.owned, PIECE=cut.piece,
+            **launch.how(cut.key_gradient),
         )  # fmt: skip
     return parts
 
@@ -153,17 +145,17 @@ def top_blocks(q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig) -> tuple[T
     lse: the exact one.
     """
     batch, seq_len, groups = q.shape[:3]
-    q = inner(q)
+    q = launch.inner(q)
     shape = (batch, seq_len, groups, cfg.n_sel)
     blocks = torch.empty(shape, dtype=torch.int64, device=q.device)
     bits = room_for_bits(q, cfg.l_sel)
-    cut: CompressedCut = cut_of("top", q, cfg)
-    tile = how(cut.top)
-    with device_of(q):
+    cut: CompressedCut = launch.cut_of("top", q, cfg)
+    tile = launch.how(cut.top)
+    with launch.device_of(q):
         top_kernel[triton.cdiv(seq_len, cut.top.rows), batch * groups](
             q, terms, lse, blocks, bits, seq_len, groups, q.shape[3], terms.shape[1], bits.shape[1],
-            scale_of(cfg), *q.stride()[:4], *terms.stride()[:3], **top_constants(cfg, q.dtype),
-            TOKENS=tile.pop("ROWS"), BLOCKS=cut.blocks, **tile,
+            launch.scale_of(cfg), *q.stride()[:4], *terms.stride()[:3],
+            **top_constants(cfg, q.dtype), TOKENS=tile.pop("ROWS"), BLOCKS=cut.blocks, **tile,
         )  # fmt: skip
     return blocks, bits
 
@@ -207,7 +199,7 @@ def n_terms(dtype: torch.dtype) -> int:
 
 def compressed_constants(cfg: NSAConfig) -> dict[str, int]:
     """What the kernels of attention are compiled for, beside how they are cut."""
-    return head_constants(cfg) | {"L": cfg.l, "STRIDE": cfg.d}
+    return launch.head_constants(cfg) | {"L": cfg.l, "STRIDE": cfg.d}
 
 
 def top_constants(cfg: NSAConfig, dtype: torch.dtype) -> dict[str, int]:

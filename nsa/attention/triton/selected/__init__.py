@@ -12,17 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-from nsa.attention.triton import ByBlock, SelectedCut, padded
-from nsa.attention.triton.launch import (
-    cut_of,
-    device_of,
-    head_constants,
-    how,
-    inner,
-    results_of,
-    scale_of,
-    strides_of,
-)
+from nsa.attention.triton import ByBlock, SelectedCut, launch, padded
 from nsa.attention.triton.selected.queries import (
     forward_kernel,
     gradient_merge_kernel,
@@ -44,20 +34,20 @@ def forward_mixed(
     the base 2 [B*G, S*h].
     """
     batch, seq_len, groups, heads = q.shape[:4]
-    cut: SelectedCut = cut_of("selected", q, cfg)
-    q, k, v, gates = (inner(x) for x in (q, k, v, gates))
-    out, lse = results_of(q, cfg, q.dtype)
+    cut: SelectedCut = launch.cut_of("selected", q, cfg)
+    q, k, v, gates = (launch.inner(x) for x in (q, k, v, gates))
+    out, lse = launch.results_of(q, cfg, q.dtype)
     mixed = torch.empty(*gates.shape[:3], cfg.d_v, dtype=gates.dtype, device=q.device)
     given, into = (q, k, v), (out, lse, cmp, win, gates, mixed)
-    with device_of(q):
+    with launch.device_of(q):
         if cut.by_block:
             _forward_by_block(given, lists_of(bits, cfg, cut), into, cfg, cut.by_block)
         else:
             tile = cut.forward
             forward_kernel[triton.cdiv(seq_len * heads, tile.rows), batch * groups](
-                *given, bits, *into, seq_len, groups, bits.shape[1], scale_of(cfg),
-                *strides_of(*given), *gates.stride()[:3], **shape_constants(cfg),
-                **how(tile),
+                *given, bits, *into, seq_len, groups, bits.shape[1], launch.scale_of(cfg),
+                *launch.strides_of(*given), *gates.stride()[:3], **shape_constants(cfg),
+                **launch.how(tile),
             )  # fmt: skip
     return mixed, out, lse
 
@@ -76,9 +66,9 @@ def give_keys_of_blocks(
     parts = torch.empty(parts_shape, dtype=torch.float32, device=q.device)
     piece_kernel[cut.n_pieces, pairs](
         q, k, v, grad, lse, delta, lists.readers, lists.counts, lists.offsets, lists.ends, parts,
-        seq_len, groups, cfg.n_blocks(seq_len), cut.n_pieces, lists.length, scale_of(cfg),
-        *strides_of(q, k, v), **shape_constants(cfg), **piece_constants(cut),
-        **how(cut.key_gradient),
+        seq_len, groups, cfg.n_blocks(seq_len), cut.n_pieces, lists.length, launch.scale_of(cfg),
+        *launch.strides_of(q, k, v), **shape_constants(cfg), **piece_constants(cut),
+        **launch.how(cut.key_gradient),
     )  # fmt: skip
     return parts
 
@@ -100,13 +90,13 @@ def _forward_by_block(
     for begin, end in lists.runs():
         part_kernel[cut.n_pieces, pairs](
             q, k, v, parts, sums, lists.readers, lists.counts, lists.offsets, lists.ends, begin,
-            tokens, seq_len, groups, cfg.n_blocks(seq_len), lists.length, scale_of(cfg),
-            *strides_of(q, k, v), **shape, **piece_constants(cut),
-            **how(cut.forward),
+            tokens, seq_len, groups, cfg.n_blocks(seq_len), lists.length, launch.scale_of(cfg),
+            *launch.strides_of(q, k, v), **shape, **piece_constants(cut),
+            **launch.how(cut.forward),
         )  # fmt: skip
         merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
             parts, sums, lists.read, *into, begin, tokens, seq_len, groups, *gates.stride()[:3],
-            **merged, PLACES=cut.places, **how(cut.merge),
+            **merged, PLACES=cut.places, **launch.how(cut.merge),
         )  # fmt: skip
 
 
@@ -124,12 +114,12 @@ def give_queries_by_block(
         gradient_part_kernel[cut.n_pieces, pairs](
             q, k, v, grad, lse, delta, parts, lists.readers, lists.counts, lists.offsets,
             lists.ends, begin, tokens, seq_len, groups, cfg.n_blocks(seq_len), lists.length,
-            scale_of(cfg), cfg.d_k**-0.5, *strides_of(q, k, v), **shape,
-            **piece_constants(cut), **how(cut.query_gradient),
+            launch.scale_of(cfg), cfg.d_k**-0.5, *launch.strides_of(q, k, v), **shape,
+            **piece_constants(cut), **launch.how(cut.query_gradient),
         )  # fmt: skip
         gradient_merge_kernel[triton.cdiv((end - begin) * heads, cut.merge.rows), pairs](
             parts, lists.read, dq, begin, tokens, seq_len, groups, **merged, PLACES=cut.places,
-            **how(cut.merge),
+            **launch.how(cut.merge),
         )  # fmt: skip
 
 
@@ -141,7 +131,7 @@ def piece_constants(cut: ByBlock | SelectedCut) -> dict[str, int]:
 
 def shape_constants(cfg: NSAConfig) -> dict[str, int]:
     """What kernels are compiled for: the shape."""
-    return head_constants(cfg) | {"L_SEL": cfg.l_sel}
+    return launch.head_constants(cfg) | {"L_SEL": cfg.l_sel}
 
 
 def list_constants(cfg: NSAConfig, cut: SelectedCut) -> dict[str, int]:
