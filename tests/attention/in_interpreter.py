@@ -1,14 +1,16 @@
 """Proofs and planted defects of all Triton kernels, in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.attention.in_interpreter NAME ...
+    TRITON_INTERPRET=1 python -m tests.attention.in_interpreter <names
 
 Prints what is wrong, by name, as JSON: by the name of a proof, or by KIND/NAME of a planted defect.
-A process of its own, because the interpreter is chosen when triton is imported.
+Each name has a process of its own, forked with everything imported: the exit code of one that died
+takes the place of what is wrong. Not the tests' own: triton chooses the interpreter as it loads.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -237,6 +239,16 @@ def problems_of(name: str) -> list[str]:
     return judged(JUDGES[kind], kind, defect) if defect else PROOFS[name]()
 
 
+def serve() -> None:
+    """The process of a defect may die, where it reads or writes what is nobody's."""
+    for name in map(str.strip, sys.stdin):
+        child = os.fork()
+        if not child:
+            print(json.dumps({name: problems_of(name)}), flush=True)
+            os._exit(0)
+        if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            print(json.dumps({name: code}), flush=True)
+
+
 if __name__ == "__main__":
-    for wanted in sys.argv[1:]:
-        print(json.dumps({wanted: problems_of(wanted)}), flush=True)
+    serve()
