@@ -63,7 +63,7 @@ def resume_run(
             return _close(run_root, journal, record, make_setup(record), observer)
         _refuse_if_pointless(record, journal, goes_on=bool(added or again))
         refuse_if_unlike(record, identity())
-        _refuse_if_changed(run_root, record, ended=journal.events[-1]["event"] in ENDS)
+        _refuse_if_changed(run_root, record, journal)
         if added:
             extend(journal, record, added, command, make_setup)
             record = derive_record(journal.events)
@@ -91,7 +91,7 @@ def _close(
 ) -> RunRecord:
     """Write what a run lacks that ended while its reports were written: nothing runs again."""
     _refuse_other_version(record)
-    _refuse_if_changed(run_root, record, ended=True)
+    _refuse_if_changed(run_root, record, journal)
     names = tuple(phase.name for phase in setup.phases)
     observer.run_started(record.run_id, str(run_root), names)
     observer.note("every phase had ended: its record, reports and manifest are written now")
@@ -120,15 +120,18 @@ def _refuse_other_version(record: RunRecord) -> None:
         )
 
 
-def _refuse_if_changed(run_root: Path, record: RunRecord, *, ended: bool) -> None:
+def _refuse_if_changed(run_root: Path, record: RunRecord, journal: Journal) -> None:
     """A manifest made anew would vouch for what is left; reports may be rendered again.
 
-    A run that was killed (not `ended`) has neither a manifest of its own nor a list: then what its
-    finished phases were judged by has to be what is there.
+    A run that was killed has neither a manifest of its own nor a list: then what its phases were
+    judged by has to be what is there, but for launches that begin anew.
     """
     path, reports = run_root / MANIFEST_FILE, report_files().values()
-    if not ended:
-        changed = evidence_problems(run_root, record)
+    if journal.events[-1]["event"] not in ENDS:
+        told = so_far(journal.events)
+        open_ones = [key for key in told.begun if key[0] not in told.finished]
+        cut_off = [key for key in open_ones if key not in _finished_launches(told)]
+        changed = evidence_problems(run_root, told.records.values(), cut_off=cut_off)
     elif path.is_file():
         found = changed_files(run_root, read_manifest(path))
         changed = [f"{name}: {text}" for name, text in found.items() if name not in reports]

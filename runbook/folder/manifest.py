@@ -34,7 +34,7 @@ from runbook.folder import (
     is_going_on,
     run_folders,
 )
-from runbook.records import ArtifactRecord, RunRecord, Verdict, first_problem
+from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, Verdict, first_problem
 
 # Before a line of the manifest whose name is escaped.
 _ESCAPED = "\\"
@@ -267,20 +267,27 @@ def artifact_problems(run_root: Path, record: RunRecord) -> list[str]:
     return problems + [f"{name}: not listed in {RECORD_FILE}" for name in unlisted]
 
 
-def evidence_problems(run_root: Path, record: RunRecord) -> list[str]:
-    """Files that a number of the record rests on, and that are others than they were then.
+def evidence_problems(
+    run_root: Path, phases: Iterable[PhaseRecord], *, cut_off: Iterable[tuple[str, str]]
+) -> list[str]:
+    """Files that a number of these phases rests on, and that are others than they were then.
 
-    One that is gone gives no number, and needs no word here.
+    One that is gone gives no number, and needs no word here. Nor does one of a launch (phase,
+    name) that was `cut_off`: it begins anew, and what was written since may be of that beginning.
     """
-    numbers = [
-        *(one for phase in record.phases for one in phase.measurements),
-        *(check.measurement for check in record.checks() if check.measurement is not None),
-    ]
+    anew = tuple(f"{phase}/{launch}/" for phase, launch in cut_off)
+    numbers = (
+        one
+        for phase in phases
+        for one in (*phase.measurements, *(check.measurement for check in phase.checks))
+        if one is not None
+    )
     known = {source.path: source.sha256 for one in numbers for source in one.sources}
     return [
         f"{name}: differs from its digest in {EVENTS_FILE}"
         for name, sha256 in known.items()
         if sha256
+        and not name.startswith(anew)
         and (path := run_root / name).is_file()
         and (path.stat().st_size > LARGEST_LOG_BYTES or sha256_of(path) != sha256)
     ]

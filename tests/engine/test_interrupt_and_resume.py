@@ -178,6 +178,29 @@ def test_evidence_that_was_edited_between_two_parts_of_a_run_is_not_taken(
         resume(folder, *PHASES.values())
 
 
+def test_what_a_launch_wrote_that_began_anew_is_not_held_against_its_first_attempt(
+    tmp_path: Path,
+) -> None:
+    """Pre-empted, judged, begun again and killed: its log is another one, and nobody edited it."""
+    _, folder = run(tmp_path, Toy("baseline"))
+    finished = {event["event"]: event for event in read_events(folder / EVENTS_FILE)[0]}
+    cut_after(folder, "launch_started")
+    (folder / "MANIFEST.sha256").unlink()
+    with Journal.reopen(folder) as journal:
+        for name, changed in (
+            ("launch_finished", {"result": {"status": "preempted"}}),
+            ("phase_finished", {"interrupted": True}),
+            ("launch_started", {}),
+        ):
+            event = {k: v for k, v in finished[name].items() if k not in ("seq", "ts", "event")}
+            for key, value in changed.items():
+                event[key] = {**event[key], **value} if isinstance(value, dict) else value
+            journal.append(name, **event)
+    log = folder / "baseline/run1/training.csv"
+    log.write_text(log.read_text().replace("0", "1"))
+    assert resume(folder, Toy("baseline")).verdict is Verdict.GO
+
+
 def test_half_an_event_is_cut_off_before_more_is_written(tmp_path: Path) -> None:
     with Journal.create(tmp_path) as journal:
         journal.append("one")
