@@ -292,4 +292,6 @@ def test_what_gets_an_identity_runs_nothing_of_the_repository() -> None:
 def test_the_nightly_fetches_the_pinned_commit_and_gets_the_signal_of_a_cancelled_job() -> None:
     text = (FOLDER / "nightly-gpu.yml").read_text(encoding="utf-8")
     assert "fetch-depth: 0" in text
-    assert 'run: exec "$RUNNER_TEMP/venv/bin/runbook" nightly ' in text
+    # `timeout` hands on the signals that it gets.
+    limit = "timeout --foreground --preserve-status 54000"
+    assert f'run: exec {limit} "$RUNNER_TEMP/venv/bin/runbook" nightly ' in text
