@@ -12,13 +12,13 @@ import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from nsa.contract import Ceiling
 from runbook.errors import choice_for
-from runbook.records.measurement import Record, Sparse
+from runbook.records.measurement import Record, unsaid
 from runbook.records.outcome import Comparator
 from runbook.records.own_trainer import OwnTrainer
 
@@ -192,7 +192,7 @@ class Peak(Record):
 BOUNDED = tuple(what for what in Ceiling if what is not Ceiling.LATENCY)
 
 
-class Hardware(Sparse):
+class Hardware(Record):
     """The machine that the numbers are meant for; None where nothing is expected.
 
     `gpu_name` is a part of the name that nvidia-smi prints. `peak_tflops` is the dense peak of
@@ -201,12 +201,10 @@ class Hardware(Sparse):
     those of one of `nodes`; `interconnect` is what has to link these.
     """
 
-    unsaid: ClassVar[tuple[str, ...]] = ("nodes", "interconnect")
-
     device: Literal["cpu", "cuda"]
     gpus: int = Field(ge=0)
-    nodes: int | None = Field(default=None, ge=1)
-    interconnect: Literal["infiniband"] | None = None
+    nodes: int | None = unsaid(None, ge=1)
+    interconnect: Literal["infiniband"] | None = unsaid(None)
     gpu_name: str | None = None
     gpu_memory_gib: float | None = Field(default=None, gt=0)
     pcie_gen: int | None = Field(default=None, ge=1)
@@ -273,7 +271,7 @@ class Stage(Record):
     needs_go: bool = False
 
 
-class PhaseSettings(Sparse):
+class PhaseSettings(Record):
     """How much one phase runs, and with which settings.
 
     `steps` are those of one launch, or of one arm in one block where arms take turns; `warmup`
@@ -281,8 +279,6 @@ class PhaseSettings(Sparse):
     launch under `--protocol single`. `typical_s` is how long one launch took on the machine of
     `hardware.source`: a first estimate for `--dry-run`, never a limit.
     """
-
-    unsaid: ClassVar[tuple[str, ...]] = ("stage",)
 
     steps: int = Field(default=0, ge=0)
     launches: int = Field(default=1, ge=1)
@@ -297,7 +293,7 @@ class PhaseSettings(Sparse):
     env: dict[str, Sourced] = Field(default_factory=dict)
     config_overrides: dict[str, str | int | float | bool] = Field(default_factory=dict)
     source: str = Field(min_length=1)
-    stage: Stage | None = None
+    stage: Stage | None = unsaid(None)
 
     @property
     def variables(self) -> dict[str, str]:
@@ -321,7 +317,7 @@ class PlanNote(Record):
     parameters: int = Field(default=0, ge=0)
 
 
-class Profile(Sparse):
+class Profile(Record):
     """One kind of machine, and what has to hold on it for a GO.
 
     `config` and `config_single` are trainer configs, names inside `configs/` or paths. `trainer` is
@@ -331,8 +327,6 @@ class Profile(Sparse):
     verdict is about is derived from what ran, never written here.
     """
 
-    unsaid: ClassVar[tuple[str, ...]] = ("plan", "own_trainer")
-
     schema_version: Literal[1] = 1
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     title: str = Field(min_length=1)
@@ -340,7 +334,7 @@ class Profile(Sparse):
     config: str = Field(pattern=r"\.ya?ml$")
     config_single: str = Field(pattern=r"\.ya?ml$")
     trainer: str = Field(default="nsa.train", pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")
-    own_trainer: OwnTrainer | None = None
+    own_trainer: OwnTrainer | None = unsaid(None)
     branch: str | None = None
     hardware: Hardware
     workload: Workload
@@ -351,7 +345,7 @@ class Profile(Sparse):
     kernels: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     kernels_source: str = ""
     required: tuple[str, ...] = Field(min_length=1)
-    plan: PlanNote | None = None
+    plan: PlanNote | None = unsaid(None)
 
     @model_validator(mode="after")
     def _whole(self) -> Profile:

@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from nsa.contract import CONFIG_VARIABLE, HALT_FILE, ExitCode
-from runbook.records.measurement import Record, Sparse
+from runbook.records.measurement import Record, unsaid
 from runbook.records.own_trainer import OwnTrainer
 
 CONFIG_FLAG = "--config"
@@ -95,7 +95,7 @@ class Stop(Record):
         return int(ExitCode.HALTED if self.by == HALT_FILE else ExitCode.PREEMPTED)
 
 
-class Launch(Sparse):
+class Launch(Record):
     """One process tree to start. `argv` and `env` are exactly what a person would type.
 
     `kind`: the trainer, the measurement of the devices' ceilings, shipped tests, a trainer of one's
@@ -109,10 +109,6 @@ class Launch(Sparse):
     and halt it. `stop`: the launcher ends it, and that is its good end.
     """
 
-    unsaid: ClassVar[tuple[str, ...]] = (
-        "resumes", "after", "watched", "stop", "own", "on", "nodes"
-    )  # fmt: skip
-
     name: str = Field(pattern=r"^[a-z0-9_.-]+$")
     phase: str
     kind: str = Field(pattern=r"^(trainer|ceilings|pytest|own|collect)$")
@@ -120,8 +116,8 @@ class Launch(Sparse):
     env: dict[str, str]
     run_dir: str
     nproc: int = Field(ge=1)
-    nodes: int = Field(default=1, ge=1)
-    on: tuple[int, ...] = ()
+    nodes: int = unsaid(1, ge=1)
+    on: tuple[int, ...] = unsaid(())
     steps: int = Field(ge=0)
     timeout_s: float = Field(gt=0)
     config: str = ""
@@ -132,11 +128,11 @@ class Launch(Sparse):
     commit: str = Field(default="", pattern=r"^([0-9a-f]{40})?$")
     purpose: str = ""
     retry_steps: int | None = None
-    resumes: str = ""
-    after: int = Field(default=0, ge=0)
-    watched: bool = False
-    stop: Stop | None = None
-    own: OwnTrainer | None = None
+    resumes: str = unsaid("")
+    after: int = unsaid(0, ge=0)
+    watched: bool = unsaid(False)
+    stop: Stop | None = unsaid(None)
+    own: OwnTrainer | None = unsaid(None)
 
     @property
     def id(self) -> str:
@@ -249,7 +245,7 @@ class End:
     node: str = ""
 
 
-class RankExit(Sparse):
+class RankExit(Record):
     """One rank's end, from its last heartbeat and from its parent's wait.
 
     node: the one that it ran on; empty where there is only this machine.
@@ -264,10 +260,6 @@ class RankExit(Sparse):
     waited in a queue.
     """
 
-    unsaid: ClassVar[tuple[str, ...]] = (
-        "away_s", "apart_s", "cpu_apart_s", "node"
-    )  # fmt: skip
-
     rank: int = Field(ge=0)
     code: int | None
     signal: str | None = None
@@ -276,11 +268,11 @@ class RankExit(Sparse):
     said_s: float | None = None
     watched_s: float | None = None
     wall_gap_s: float | None = None
-    apart_s: float | None = None
-    cpu_apart_s: float | None = None
+    apart_s: float | None = unsaid(None)
+    cpu_apart_s: float | None = unsaid(None)
     late_rows: dict[str, int] = Field(default_factory=dict)
-    away_s: float = Field(default=0.0, ge=0)
-    node: str = ""
+    away_s: float = unsaid(0.0, ge=0)
+    node: str = unsaid("")
 
 
 class Begun(Record):
@@ -306,7 +298,7 @@ class Stopped(Record):
     mono: float | None = None
 
 
-class LaunchResult(Sparse):
+class LaunchResult(Record):
     """How a launch ended, and which rank is to blame if it ended badly.
 
     `steps` is what the attempt that counts was asked for: a retry may take fewer than the plan.
@@ -317,8 +309,6 @@ class LaunchResult(Sparse):
     planned; None where it was not, or not before it ended by itself. `node`: the one of a cluster
     that failed or was lost, or of a good end the one that was late in every step.
     """
-
-    unsaid: ClassVar[tuple[str, ...]] = ("node",)
 
     status: LaunchStatus
     kind: Kind = Kind.NONE
@@ -337,7 +327,7 @@ class LaunchResult(Sparse):
     begun: Begun | None = None
     stopped_at: tuple[str, ...] = ()
     stopped: Stopped | None = None
-    node: str = ""
+    node: str = unsaid("")
 
     @property
     def ok(self) -> bool:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
     model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
 # The one spelling of throughput in everything that is shown; the CSV column is `toks_per_s`.
 TOKENS_PER_SECOND = "tok/s"
@@ -73,33 +68,9 @@ class Record(BaseModel):
     )
 
 
-class Sparse(Record):
-    """A record whose document leaves out what is not asked for, so that old ones stay equal.
-
-    `unsaid` names the fields that are left out where they have their default.
-    """
-
-    unsaid: ClassVar[tuple[str, ...]] = ()
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        document: dict[str, Any] = dump(self)
-        known = type(self).model_fields
-        for name in self.unsaid:
-            if getattr(self, name) == known[name].default:
-                document.pop(name, None)
-        return document
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        """The schema of the fields: that of the serializer would be any object."""
-        bare: Any = {k: v for k, v in core_schema.items() if k != "serialization"}
-        # Validators of the whole record are around it.
-        if bare["type"].startswith("function-"):
-            bare["schema"] = {k: v for k, v in bare["schema"].items() if k != "serialization"}
-        return handler(bare)
+def unsaid(default: Any, **bounds: Any) -> Any:
+    """A field that a document leaves out where it has its default, so that old ones stay equal."""
+    return Field(default=default, exclude_if=lambda value: bool(value == default), **bounds)
 
 
 def first_problem(error: ValidationError) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import ClassVar
 
 from pydantic import Field, model_validator
 
 from runbook.errors import ProgramExit
-from runbook.records.measurement import Measurement, Scalar, Sparse
+from runbook.records.measurement import Measurement, Record, Scalar, unsaid
 
 # Between the steps of a remedy.
 STEP = "; "
@@ -131,7 +130,7 @@ class Comparator(StrEnum):
     NONE = ""
 
 
-class Check(Sparse):
+class Check(Record):
     """A question, what was measured, the limit with its source, and what follows.
 
     An outcome other than PASS or SKIPPED must name a remedy; only a measured value can PASS
@@ -149,8 +148,6 @@ class Check(Sparse):
     `nodes` are those of a cluster that it holds to be at fault, with what speaks against them.
     `choice` is what a comparison that could be decided says (`TIE`), which as an outcome is PASS.
     """
-
-    unsaid: ClassVar[tuple[str, ...]] = ("nodes", "confidence", "choice")
 
     id: str = Field(pattern=r"^[a-z0-9_]+\.[a-z0-9_.]+$")
     phase: str
@@ -170,9 +167,9 @@ class Check(Sparse):
     title: str = ""
     clue: str = ""
     first_command: str = ""
-    nodes: tuple[str, ...] = ()
-    confidence: Confidence = Confidence.NONE
-    choice: str = ""
+    nodes: tuple[str, ...] = unsaid(())
+    confidence: Confidence = unsaid(Confidence.NONE)
+    choice: str = unsaid("")
 
     @property
     def left_out(self) -> bool:
