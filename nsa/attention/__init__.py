@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nsa.attention.branches import CHUNK_BYTES, Branches, Grouped, check_attention_inputs
 from nsa.attention.cpu import batched_cpu
-from nsa.attention.cpu.dense import one_piece
+from nsa.attention.cpu.pieces import one_piece
 from nsa.attention.reference import reference, sequential
 from nsa.attention.sdpa import batched_sdpa
 from nsa.attention.selection import block_map as block_map

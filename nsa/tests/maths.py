@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention import branches
-from nsa.attention.cpu import blocks, dense
+from nsa.attention.cpu import pieces
 
 Inputs = dict[str, Tensor]
 SMALL = {
@@ -58,9 +58,9 @@ def random_inputs(
 # Queries of a block; bytes of partial results, of scores, and of a chunk's rows. Partial results of
 # float32 go over two blocks at once, so that queries behind a block are among its pieces.
 _SIZES = {
-    (blocks, "SPLIT"): 3,
-    (dense, "PARTIAL_BYTES"): 1 << 13,
-    (dense, "PIECE_BYTES"): 1 << 10,
+    (pieces, "SPLIT"): 3,
+    (pieces, "PARTIAL_BYTES"): 1 << 13,
+    (pieces, "PIECE_BYTES"): 1 << 10,
     (branches, "CHUNK_BYTES"): 1 << 11,
 }
 

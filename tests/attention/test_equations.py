@@ -15,7 +15,7 @@ from torch import Tensor
 from nsa import NSAConfig, NSAError
 from nsa.attention import attend, nsa_attention
 from nsa.attention.branches import Branches
-from nsa.attention.cpu import dense
+from nsa.attention.cpu import pieces
 from nsa.config import Phi, Way
 from nsa.witness.equations import Bound, measure, random_inputs
 from tests.factory.tables import table
@@ -52,7 +52,7 @@ def shapes(draw: st.DrawFn) -> NSAConfig:
 def run(x: Branches, cfg: NSAConfig, path: str) -> tuple[Tensor, Tensor]:
     """One path of the package; "pieces": batched, with work cut as only long sequences are."""
     if path == "pieces":
-        with patch.multiple(dense, MIN_TOKENS=3, PIECE_BYTES=1):
+        with patch.multiple(pieces, MIN_TOKENS=3, PIECE_BYTES=1):
             return attend(x, cfg, Way(path="batched"))
     name, _, version = path.partition(" ")
     way = Way(force_sdpa=True) if name == "sdpa" else Way(path=name)

@@ -1,11 +1,8 @@
-"""Contiguous pieces, some rows of queries against a run of keys, and how a call is cut into them.
+"""How a call is cut: dense pieces, queries against a run of keys, and pairs of block and query.
 
-Shapes: G groups, M = tokens x heads rows, L keys. Keys arrive multiplied by 1/sqrt(d_k).
-
-Exponentials of minus infinity, or of anything that underflows, take a path in the vector library
-that is ten to a hundred times slower than the normal one. So where torch's softmax, which knows
-minus infinity, does not take them, arguments are cut off where the result is far below rounding of
-the row's sum (which is at least 1), and hidden keys are then multiplied by an exact 0.
+Shapes: G groups, M = tokens x heads rows, L keys. Of selected attention every key block meets
+exactly the queries that chose it: the pairs (block, query) of a stretch of queries are sorted by
+block.
 """
 
 from __future__ import annotations
@@ -24,6 +21,8 @@ from nsa.config import NSAConfig
 # Scores of one piece, and as much again, should stay in the second-level cache.
 PIECE_BYTES = 3 << 18
 MIN_TOKENS, MAX_TOKENS = 32, 128
+PARTIAL_BYTES = 32 << 20
+SPLIT = 512  # queries of one block handled at once
 
 
 _threads = threading.local()
@@ -92,6 +91,10 @@ class Piece:
     last: int
     edges: tuple[Edge, ...]
 
+    def rows(self, heads: int) -> slice:
+        """Where its queries' heads lie among all rows."""
+        return slice(self.start * heads, self.stop * heads)
+
     def cover(self, scores: Tensor, heads: int) -> None:
         """Set hidden scores [G,M,L] to minus infinity, in place."""
         grid = scores.view(scores.shape[0], -1, heads, scores.shape[-1])
@@ -109,96 +112,6 @@ def piece_tokens(groups: int, heads: int, keys: int, itemsize: int) -> int:
     """How many queries a piece may hold, so that its scores fit the cache."""
     fit = PIECE_BYTES // max(1, groups * heads * keys * itemsize)
     return max(MIN_TOKENS, min(MAX_TOKENS, fit))
-
-
-def lowest(dtype: torch.dtype) -> float:
-    """Smallest argument given to exp: its result vanishes beside a sum of at least 1."""
-    return -700.0 if dtype == torch.float64 else -80.0
-
-
-def exponentiate(scores: Tensor, top: Tensor) -> Tensor:
-    """Turn scores [..., L] into exp(scores - max) in place; writes the maxima to top [..., 1].
-
-    Hidden scores (minus infinity) come out tiny, not 0: erase them. A row of hidden scores only
-    has the lowest finite maximum.
-    """
-    torch.amax(scores, -1, keepdim=True, out=top)
-    top.clamp_min_(torch.finfo(scores.dtype).min)
-    return scores.sub_(top).clamp_min_(lowest(scores.dtype)).exp_()
-
-
-def recover(scores_minus_lse: Tensor) -> Tensor:
-    """Probabilities from scores - lse, in place; hidden ones come out finite: erase them."""
-    low = lowest(scores_minus_lse.dtype)
-    return scores_minus_lse.clamp_(low, 0.0).exp_()
-
-
-def forward_piece(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    results: tuple[Tensor, Tensor],
-    piece: Piece,
-    heads: int,
-    space: Workspace,
-    kept: list[Tensor] | None = None,
-) -> Tensor:
-    """Write output and log-sum-exp of q [G,M,Dk] on k, v to `results` ([G,M,Dv], [G,M,1]).
-
-    Every row sees a key. Returns probabilities [G,M,L], which live in the workspace until its next
-    use, or for as long as in `kept`, to which they are added.
-    """
-    groups, rows = q.shape[:2]
-    scores = space.take("scores", groups, rows, k.shape[1])
-    torch.bmm(q, k.transpose(1, 2), out=scores)
-    piece.cover(scores, heads)
-    top = torch.amax(scores, -1, keepdim=True, out=space.take("top", groups, rows, 1))
-    if kept is None:
-        p = torch.softmax(scores, -1, out=space.take("probabilities", *scores.shape))
-    else:
-        p = scores.softmax(-1)
-        kept.append(p)
-    out, lse = results
-    torch.bmm(p, v, out=out)
-    # The largest probability is 1 over the sum of exp(score - top).
-    largest = torch.amax(p, -1, keepdim=True, out=space.take("total", groups, rows, 1))
-    torch.sub(top, largest.log_(), out=lse)
-    return p
-
-
-def backward_piece(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    grad: Tensor,
-    minus: Tensor,
-    sums: tuple[Tensor, Tensor, Tensor],
-    piece: Piece,
-    heads: int,
-    space: Workspace,
-    p: Tensor | None = None,
-) -> None:
-    """Add this piece's gradients to `sums` = (dq [G,M,Dk], dk [G,L,Dk], dv [G,L,Dv]), in place.
-
-    minus [G,M,2]: -log-sum-exp and -<grad, out> of each row. p: probabilities, where they were
-    kept.
-    """
-    dq, dk, dv = sums
-    shape = (q.shape[0], q.shape[1], k.shape[1])
-    if p is None:
-        p = space.take("scores", *shape)
-        torch.baddbmm(minus[..., 0:1], q, k.transpose(1, 2), out=p)
-        recover(p)
-        piece.erase(p, heads)
-    dv.baddbmm_(p.transpose(1, 2), grad)
-    ds = space.take("gradients", *shape)
-    torch.baddbmm(minus[..., 1:2], grad, v.transpose(1, 2), out=ds)
-    ds.mul_(p)
-    dk.baddbmm_(ds.transpose(1, 2), q)
-    dq.baddbmm_(ds, k)
-
-
-PARTIAL_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,3 +236,89 @@ def _compressed(
             hidden = torch.arange(least, most) >= count
             edges = (Edge.hiding(hidden, slice(least, most), dtype),)
         yield Piece(start=start, stop=stop, first=0, last=most, edges=edges)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Pairs [low, high) of one block: its keys [first, last), queries `tokens` (in the stretch).
+
+    diagonal: how many of the first queries lie inside the block and must not look ahead; place:
+    where in the block they begin.
+    """
+
+    low: int
+    high: int
+    first: int
+    last: int
+    tokens: Tensor
+    diagonal: int
+    place: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """All pairs of a stretch of queries of one group.
+
+    runs: in block order. members [tokens*h, n_sel]: the partial results (pair*h + head) of each
+    query head.
+    """
+
+    n_pairs: int
+    runs: list[Run]
+    members: Tensor
+
+
+def pair_up(chosen: Tensor, start: int, seq_len: int, l_sel: int, heads: int) -> Pairs:
+    """Sort the pairs of a stretch by block, from chosen bool [tokens, NB].
+
+    Every query has chosen equally many blocks; the stretch starts on a block's first token.
+    """
+    tokens = chosen.shape[0]
+    by_block = chosen.T.contiguous()
+    query = by_block.nonzero()[:, 1]
+    counts = by_block.sum(1).tolist()
+    number = (by_block.flatten().cumsum(0) - 1).view(by_block.shape)
+    mine = number.T[chosen].view(tokens, 1, -1)
+    head = torch.arange(heads, device=chosen.device)[None, :, None]
+    members = (mine * heads + head).flatten(0, 1)
+    runs = list(_runs(counts, query, start, seq_len, l_sel))
+    return Pairs(n_pairs=query.numel(), runs=runs, members=members)
+
+
+def _runs(counts: list[int], query: Tensor, start: int, seq_len: int, l_sel: int) -> Iterator[Run]:
+    low = 0
+    for block, count in enumerate(counts):
+        first, last = block * l_sel, min((block + 1) * l_sel, seq_len)
+        # Inside its own block every query chose it, so those come first and in order.
+        inside = last - first if first >= start else 0
+        even = -(-count // max(1, -(-count // SPLIT)))
+        for offset in range(0, count, even or 1):
+            size = min(even, count - offset)
+            yield Run(
+                low=low + offset,
+                high=low + offset + size,
+                first=first,
+                last=last,
+                tokens=query[low + offset : low + offset + size],
+                diagonal=max(0, min(inside - offset, size)),
+                place=offset,
+            )
+        low += count
+
+
+def pair_stretches(chosen: Tensor, cut: Schedule) -> list[list[Pairs]]:
+    """Who meets whom, by group and stretch, from chosen bool [G,S-full,NB] of one batch element."""
+    cfg, full = cut.cfg, cut.full
+    return [
+        [
+            pair_up(
+                mine[start - full : stop - full],
+                start,
+                cut.seq_len,
+                cfg.l_sel,
+                cfg.heads_per_group,
+            )
+            for start, stop in cut.stretches
+        ]
+        for mine in chosen
+    ]

@@ -1,0 +1,270 @@
+"""The arithmetic of one branch and batch element, forward and backward, piece by piece.
+
+Exponentials of minus infinity, or of anything that underflows, take a path in the vector library
+that is ten to a hundred times slower than the normal one. So where torch's softmax, which knows
+minus infinity, does not take them, arguments are cut off where the result is far below rounding of
+the row's sum (which is at least 1), and hidden keys are then multiplied by an exact 0.
+
+Of a block of selected attention the queries that chose it are gathered, multiplied with its keys
+and values at full matrix rate, and leave one partial result per pair; a weighted gather puts each
+query's n_sel partial results together. Work is exactly that of the selected tokens; the only large
+memory is one partial result per pair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding_bag
+
+from nsa.attention.branches import split_dim
+from nsa.attention.cpu.pieces import Pairs, Piece, Run, Schedule, Workspace
+from nsa.attention.selection import Picker
+from nsa.attention.tracing import profile_range
+from nsa.contract import CMP_RANGE, SCORES_RANGE
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """Smallest argument given to exp: its result vanishes beside a sum of at least 1."""
+    return -700.0 if dtype == torch.float64 else -80.0
+
+
+def exponentiate(scores: Tensor, top: Tensor) -> Tensor:
+    """Turn scores [..., L] into exp(scores - max) in place; writes the maxima to top [..., 1].
+
+    Hidden scores (minus infinity) come out tiny, not 0: erase them. A row of hidden scores only
+    has the lowest finite maximum.
+    """
+    torch.amax(scores, -1, keepdim=True, out=top)
+    top.clamp_min_(torch.finfo(scores.dtype).min)
+    return scores.sub_(top).clamp_min_(lowest(scores.dtype)).exp_()
+
+
+def recover(scores_minus_lse: Tensor) -> Tensor:
+    """Probabilities from scores - lse, in place; hidden ones come out finite: erase them."""
+    low = lowest(scores_minus_lse.dtype)
+    return scores_minus_lse.clamp_(low, 0.0).exp_()
+
+
+def _inside(scores: Tensor, run: Run, heads: int, edge: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores [diagonal, heads, L] of the rows inside the block, and the edge's part for them."""
+    rows = scores[: run.diagonal * heads].view(run.diagonal, heads, -1)
+    return rows, edge[run.place : run.place + run.diagonal, :, : rows.shape[-1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Results of a branch, a row per query head: out [...,G,S*h,Dv], lse [...,G,S*h,1].
+
+    Rows that no piece reaches see nothing: they are set to 0 at the start. kept: probabilities of
+    all pieces in order, batch element by batch element; None where they are computed again.
+    """
+
+    out: Tensor
+    lse: Tensor
+    kept: list[Tensor] | None = None
+
+    @staticmethod
+    def empty(q: Tensor, d_v: int, blind: int = 0, *, keep: bool = False) -> Rows:
+        """Results for queries q [...,S*h,Dk]; the first `blind` rows are 0, the rest not set."""
+        out, lse = q.new_empty(*q.shape[:-1], d_v), q.new_empty(*q.shape[:-1], 1)
+        rows = Rows(out=out, lse=lse, kept=[] if keep else None)
+        rows.out[..., :blind, :] = 0
+        rows.lse[..., :blind, :] = 0
+        return rows
+
+    def of(self, b: int) -> Rows:
+        """The rows of one batch element."""
+        return Rows(out=self.out[b], lse=self.lse[b], kept=self.kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """Inputs and results of one branch and batch element: q [G,S*h,Dk], k [G,T,Dk], v [G,T,Dv].
+
+    Keys are multiplied by 1/sqrt(d_k).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rows: Rows
+    cut: Schedule
+    space: Workspace
+
+    def attend(self, piece: Piece) -> Tensor:
+        """Fill the rows of a piece, each of which sees a key.
+
+        Returns probabilities [G,M,L], which live in the workspace until its next use, or for as
+        long as in `rows.kept`, to which they are added.
+        """
+        heads, space = self.cut.cfg.heads_per_group, self.space
+        r, t = piece.rows(heads), slice(piece.first, piece.last)
+        q, k = self.q[:, r], self.k[:, t]
+        groups, rows = q.shape[:2]
+        scores = space.take("scores", groups, rows, k.shape[1])
+        torch.bmm(q, k.transpose(1, 2), out=scores)
+        piece.cover(scores, heads)
+        top = torch.amax(scores, -1, keepdim=True, out=space.take("top", groups, rows, 1))
+        if self.rows.kept is None:
+            p = torch.softmax(scores, -1, out=space.take("probabilities", *scores.shape))
+        else:
+            p = scores.softmax(-1)
+            self.rows.kept.append(p)
+        torch.bmm(p, self.v[:, t], out=self.rows.out[:, r])
+        # The largest probability is 1 over the sum of exp(score - top).
+        largest = torch.amax(p, -1, keepdim=True, out=space.take("total", groups, rows, 1))
+        torch.sub(top, largest.log_(), out=self.rows.lse[:, r])
+        return p
+
+    def choose(self) -> Tensor:
+        """Fill the rows of the compressed branch; returns the blocks chosen [S,G,n_sel]."""
+        heads = self.cut.cfg.heads_per_group
+        picker = Picker(self.cut.cfg, torch.arange(self.cut.seq_len), self.q.shape[0])
+        for piece in self.cut.cmp:
+            with profile_range(CMP_RANGE):
+                p = self.attend(piece)
+            first = max(piece.start, picker.first)
+            if first < piece.stop:
+                with profile_range(SCORES_RANGE):
+                    skip = (first - piece.start) * heads
+                    summed = split_dim(p[:, skip:], 1, heads).sum(2)
+                    picker.take(summed, first)
+        return torch.cat(picker.picked, 1).transpose(0, 1)
+
+    def attend_blocks(self, pairs: list[list[Pairs]]) -> None:
+        """Fill the rows of queries that choose among blocks, by group and stretch."""
+        heads = self.cut.cfg.heads_per_group
+        for g, stretches in enumerate(pairs):
+            for mine, (start, stop) in zip(stretches, self.cut.stretches, strict=True):
+                r = slice(start * heads, stop * heads)
+                self.rows.out[g, r], self.rows.lse[g, r] = self._meet(g, r, mine)
+
+    def _meet(self, g: int, r: slice, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """Output [tokens*h, Dv] and log-sum-exp [tokens*h, 1] of a stretch of one group."""
+        k, v, space, ahead = self.k[g], self.v[g], self.space, self.cut.ahead
+        heads, d_k = self.cut.cfg.heads_per_group, k.shape[1]
+        q = self.q[g, r].view(-1, heads * d_k)
+        rows = pairs.n_pairs * heads
+        partial = space.take("partial", rows, v.shape[1])
+        top, total = space.take("top", rows, 1), space.take("total", rows, 1)
+        for run in pairs.runs:
+            part = slice(run.low * heads, run.high * heads)
+            size = (run.high - run.low) * heads
+            queries = space.take("queries", run.high - run.low, q.shape[1])
+            torch.index_select(q, 0, run.tokens, out=queries)
+            scores = space.take("scores", size, run.last - run.first)
+            torch.mm(queries.view(size, d_k), k[run.first : run.last].T, out=scores)
+            if run.diagonal:
+                mine, bias = _inside(scores, run, heads, ahead.bias)
+                mine.add_(bias)
+            exponentiate(scores, top[part])
+            if run.diagonal:
+                mine, keep = _inside(scores, run, heads, ahead.keep)
+                mine.mul_(keep)
+            torch.sum(scores, -1, keepdim=True, out=total[part])
+            torch.mm(scores, v[run.first : run.last], out=partial[part])
+        peak = top.view(-1)[pairs.members]
+        highest = peak.amax(-1, keepdim=True)
+        weight = peak.sub_(highest).exp_()
+        whole = (weight * total.view(-1)[pairs.members]).sum(-1, keepdim=True)
+        weight = weight.div_(whole)
+        out = embedding_bag(pairs.members, partial, mode="sum", per_sample_weights=weight)
+        return out, highest + whole.log()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchGrads(Branch):
+    """And the sums of its gradients.
+
+    dq [G,S*h,Dk], dk [G,T,Dk], dv [G,T,Dv], grad [G,S,h,Dv] (any layout), gate and d_gate
+    [G,S,h,1], rows as the forward pass left them. first: in `rows.kept`, of this element.
+    """
+
+    grad: Tensor
+    gate: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    d_gate: Tensor
+    first: int
+
+    def _gated(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Gated gradient [G,M,Dv] and minus [G,M,2] = (-lse, -<gated gradient, out>).
+
+        <gradient, out> is the gate's own gradient, and is stored as such.
+        """
+        grad, gate = self.grad[:, start:stop], self.gate[:, start:stop]
+        heads = grad.shape[2]
+        r = slice(start * heads, stop * heads)
+        scratch = self.space.take("grad", *grad.shape)
+        out = self.rows.out[:, r].view(grad.shape)
+        d_gate = torch.mul(grad, out, out=scratch).sum(-1, keepdim=True)
+        self.d_gate[:, start:stop] = d_gate
+        delta = d_gate.mul_(gate).view(grad.shape[0], -1, 1)
+        minus = torch.cat((self.rows.lse[:, r], delta), -1).neg_()
+        gated = torch.mul(grad, gate, out=scratch)
+        return gated.view(grad.shape[0], -1, grad.shape[-1]), minus
+
+    def pieces(self, pieces: tuple[Piece, ...]) -> None:
+        """Add the dense pieces' gradients."""
+        heads, space = self.cut.cfg.heads_per_group, self.space
+        for number, piece in enumerate(pieces, self.first):
+            r, t = piece.rows(heads), slice(piece.first, piece.last)
+            grad, minus = self._gated(piece.start, piece.stop)
+            q, k = self.q[:, r], self.k[:, t]
+            shape = (*q.shape[:2], k.shape[1])
+            if self.rows.kept is None:
+                p = space.take("scores", *shape)
+                torch.baddbmm(minus[..., 0:1], q, k.transpose(1, 2), out=p)
+                recover(p)
+                piece.erase(p, heads)
+            else:
+                p = self.rows.kept[number]
+            self.dv[:, t].baddbmm_(p.transpose(1, 2), grad)
+            ds = space.take("gradients", *shape)
+            torch.baddbmm(minus[..., 1:2], grad, self.v[:, t].transpose(1, 2), out=ds)
+            ds.mul_(p)
+            self.dk[:, t].baddbmm_(ds.transpose(1, 2), q)
+            self.dq[:, r].baddbmm_(ds, k)
+
+    def blocks(self, pairs: list[list[Pairs]]) -> None:
+        """Add the gradients of the queries that choose among blocks, by stretch and group."""
+        heads = self.cut.cfg.heads_per_group
+        for i, (start, stop) in enumerate(self.cut.stretches):
+            r = slice(start * heads, stop * heads)
+            grad, minus = self._gated(start, stop)
+            for g, stretches in enumerate(pairs):
+                rows = grad[g].view(stop - start, -1), minus[g].view(stop - start, heads, 2)
+                self._give(g, r, *rows, stretches[i])
+
+    def _give(self, g: int, r: slice, grad: Tensor, minus: Tensor, pairs: Pairs) -> None:
+        """Those of one group's stretch, of grad [tokens, h*Dv] and minus [tokens, h, 2]."""
+        k, v, space, ahead = self.k[g], self.v[g], self.space, self.cut.ahead
+        dk, dv = self.dk[g], self.dv[g]
+        heads, d_k, d_v = minus.shape[1], k.shape[1], v.shape[1]
+        q = self.q[g, r].view(-1, heads * d_k)
+        partial = space.take("partial", pairs.n_pairs * heads, d_k)
+        for run in pairs.runs:
+            t, size = slice(run.first, run.last), (run.high - run.low) * heads
+            queries = space.take("queries", run.high - run.low, q.shape[1])
+            grads = space.take("grads", run.high - run.low, grad.shape[1])
+            torch.index_select(q, 0, run.tokens, out=queries)
+            torch.index_select(grad, 0, run.tokens, out=grads)
+            queries, grads = queries.view(size, d_k), grads.view(size, d_v)
+            lse, delta = minus.index_select(0, run.tokens).view(size, 2).unbind(1)
+            p = space.take("scores", size, run.last - run.first)
+            torch.addmm(lse[:, None], queries, k[t].T, out=p)
+            recover(p)
+            if run.diagonal:
+                mine, keep = _inside(p, run, heads, ahead.keep)
+                mine.mul_(keep)
+            dv[t].addmm_(p.T, grads)
+            ds = space.take("gradients", size, run.last - run.first)
+            torch.addmm(delta[:, None], grads, v[t].T, out=ds)
+            ds.mul_(p)
+            dk[t].addmm_(ds.T, queries)
+            torch.mm(ds, k[t], out=partial[run.low * heads : run.high * heads])
+        self.dq[g, r].add_(embedding_bag(pairs.members, partial, mode="sum"))
