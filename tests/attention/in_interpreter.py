@@ -1,17 +1,11 @@
 """Proofs and planted defects of all Triton kernels, in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.attention.in_interpreter <names
-
-Prints what is wrong, by name, as JSON: by the name of a proof, or by KIND/NAME of a planted defect.
-Each name has a process of its own, forked with everything imported: the exit code of one that died
-takes the place of what is wrong. Not the tests' own: triton chooses the interpreter as it loads.
+Answers the name of a proof, or KIND/NAME of a planted defect, with what is wrong there: asked by
+`forks`, with TRITON_INTERPRET=1, which triton reads as it is imported.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -49,6 +43,7 @@ from tests.attention.triton_cases import (
 )
 from tests.attention.triton_kernels import LAUNCH, differing, judged
 from tests.attention.triton_lists import list_problems
+from tests.forks import serve
 from tests.train.launching import SMOKE
 
 CPU = torch.device("cpu")
@@ -239,16 +234,5 @@ def problems_of(name: str) -> list[str]:
     return judged(JUDGES[kind], kind, defect) if defect else PROOFS[name]()
 
 
-def serve() -> None:
-    """The process of a defect may die, where it reads or writes what is nobody's."""
-    for name in map(str.strip, sys.stdin):
-        child = os.fork()
-        if not child:
-            print(json.dumps({name: problems_of(name)}), flush=True)
-            os._exit(0)
-        if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
-            print(json.dumps({name: code}), flush=True)
-
-
 if __name__ == "__main__":
-    serve()
+    serve(problems_of)

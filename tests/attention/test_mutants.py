@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.attention.defects import FOLDER, defects
+from tests.forks import forks
 from tests.tiers import by_tier, is_sampled
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,24 +36,24 @@ hypothesis.settings.load_profile("first")
 """
 
 
-def is_killed(folder: Path, kind: str, name: str) -> bool:
-    """Whether one of its tests fails in a copy of the package with the defect in place."""
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """How the tests of a copy of the package end, by its folder and their files."""
+    said = tmp_path_factory.mktemp("copies") / "stderr"
+    with forks("tests.attention.in_copy", said) as ask:
+        yield ask
+
+
+def plant(folder: Path, kind: str, name: str) -> None:
+    """Make a copy of the package with the defect in place, and of its tests."""
     for part in ("nsa", "tests/attention", "tests/factory"):
         shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("tests/__init__.py", "tests/tiers.py", "pyproject.toml"):
+    for file in ("tests/__init__.py", "tests/tiers.py", "tests/forks.py", "pyproject.toml"):
         shutil.copy(ROOT / file, folder / file)
     (folder / "conftest.py").write_text(CONFTEST)
     path, old, new = defects(kind)[name]
     target = folder / "nsa" / path
     target.write_text(target.read_text().replace(old, new))
-    words = ("-x", "-q", "--tb=no", "-m", "not gpu", "-p", "no:cacheprovider", "-p", "no:xdist")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words, *TESTS[kind]], cwd=folder, capture_output=True,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)},
-    )  # fmt: skip
-    # Anything else is no proof: nothing was collected or run.
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    return done.returncode == 1
 
 
 def every(*kinds: str) -> list[object]:
@@ -66,10 +63,15 @@ def every(*kinds: str) -> list[object]:
 
 
 @pytest.mark.parametrize("planted", every(*TESTS))
-def test_a_defect_of_the_model_is_noticed(planted: str, tmp_path: Path) -> None:
+def test_a_defect_of_the_model_is_noticed(
+    planted: str, tmp_path: Path, copies: Callable[..., Any]
+) -> None:
     """A change without a defect has to live, or else killing means nothing."""
     kind, _, name = planted.partition("/")
-    assert is_killed(tmp_path, kind, name) != name.endswith("control")
+    plant(tmp_path, kind, name)
+    # Any other end is no proof: nothing was collected or run.
+    wanted = "OK" if name.endswith("control") else "TESTS_FAILED"
+    assert copies(str(tmp_path), *TESTS[kind]) == wanted
 
 
 @pytest.mark.parametrize("kind", [*TESTS, *OF_KERNELS])
@@ -86,37 +88,17 @@ MORE = ("selected_by_block", "tuned", "three terms", "space", "ties", "lists",
         "trainer", "far", "far by block", "compressed far")  # fmt: skip
 
 
-Asked = Callable[[str], list[str] | int]
-
-
 @pytest.fixture(scope="module")
-def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """What `in_interpreter` sees of a proof or a defect: problems, or the signal that killed it."""
     said = tmp_path_factory.mktemp("interpreter") / "stderr"
-    with said.open("w") as stderr, subprocess.Popen(
-        [sys.executable, "-m", "tests.attention.in_interpreter"], cwd=ROOT, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True,
-        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
-    ) as process:  # fmt: skip
-
-        def ask(name: str) -> list[str] | int:
-            assert process.stdin and process.stdout
-            print(name, file=process.stdin, flush=True)
-            # A test that ran out of time leaves the answer of another name behind.
-            told: dict[str, list[str] | int] = {}
-            while name not in told:
-                told = json.loads(process.stdout.readline() or json.dumps({name: 1}))
-            answer = told[name]
-            assert answer != 1, said.read_text()
-            return answer
-
+    with forks("tests.attention.in_interpreter", said, TRITON_INTERPRET="1") as ask:
         yield ask
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 @needs_triton
 @pytest.mark.parametrize("proof", by_tier((*FEW, *MORE), FEW.__contains__))
-def test_kernels_do_what_they_have_to(proof: str, interpreted: Asked) -> None:
+def test_kernels_do_what_they_have_to(proof: str, interpreted: Callable[..., Any]) -> None:
     assert interpreted(proof) == []
 
 
@@ -131,7 +113,7 @@ RACES = {
 
 @needs_triton
 @pytest.mark.parametrize("planted", every(*OF_KERNELS))
-def test_a_defect_of_a_kernel_is_seen(planted: str, interpreted: Asked) -> None:
+def test_a_defect_of_a_kernel_is_seen(planted: str, interpreted: Callable[..., Any]) -> None:
     """In a copy of its own, whose process may die where it reads or writes what is nobody's."""
     problems = interpreted(planted)
     if isinstance(problems, int):
