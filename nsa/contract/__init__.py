@@ -398,7 +398,7 @@ class Event(StrEnum):
     EXIT = (
         "exit",
         "code reason steps_done param_hash fetched_sum embedded_sum moved largest_lr updates "
-        "first_update summed shadow recomputed proof saved loader in_force",
+        "first_update summed shadow recomputed proof saved in_force",
     )
 
 

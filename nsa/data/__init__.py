@@ -17,7 +17,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -99,10 +98,6 @@ class Source(ABC):
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Stop threads and close files."""
-
-    def statistics(self) -> dict[str, float] | None:
-        """How reading ahead kept up; None for a source that does not read ahead."""
-        return None
 
 
 def chain_entropy_nats() -> float:
@@ -304,15 +299,13 @@ class PrefetchSource(Source):
         self._queue: queue.Queue[Batch | Exception] = queue.Queue(maxsize=DEPTH)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._count = self._waits = self._ready = 0
-        self._first_s = self._wait_s = self._longest_s = self._read_s = 0.0
+        self._count = 0
 
     def fetch(self) -> Batch:
         """The next batch, waiting at most the timeout."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._read, name="prefetch", daemon=True)
             self._thread.start()
-        ready, begin = self._queue.qsize(), perf_counter()
         try:
             item = self._queue.get(timeout=self.timeout_s)
         except queue.Empty:
@@ -324,35 +317,8 @@ class PrefetchSource(Source):
             ) from None
         if isinstance(item, Exception):
             raise item
-        self._note(ready, perf_counter() - begin)
-        return item
-
-    def _note(self, ready: int, waited_s: float) -> None:
         self._count += 1
-        if self._count == 1:
-            self._first_s = waited_s
-            return
-        self._ready += ready
-        self._waits += not ready
-        self._wait_s += waited_s
-        self._longest_s = max(self._longest_s, waited_s)
-
-    def statistics(self) -> dict[str, float] | None:
-        """Of all batches but the first: how many had to be waited for, and for how long; s.
-
-        ready: batches that lay ready on average, of `depth` at most; read_s: the reader's time.
-        """
-        later = max(1, self._count - 1)
-        return {
-            "batches": self._count,
-            "first_s": round(self._first_s, 4),
-            "waits": self._waits,
-            "wait_s": round(self._wait_s, 4),
-            "longest_wait_s": round(self._longest_s, 4),
-            "read_s": round(self._read_s, 4),
-            "ready": round(self._ready / later, 2),
-            "depth": DEPTH,
-        }
+        return item
 
     def where(self) -> str:
         """How far the reader has come."""
@@ -380,10 +346,7 @@ class PrefetchSource(Source):
     def _read(self) -> None:
         try:
             while not self._stop.is_set():
-                begin = perf_counter()
-                batch = self.inner.fetch()
-                self._read_s += perf_counter() - begin
-                self._put(batch)
+                self._put(self.inner.fetch())
         except Exception as error:  # noqa: BLE001 - handed over to the training thread
             self._put(error)
 

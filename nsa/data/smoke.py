@@ -12,6 +12,7 @@ import queue
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from time import perf_counter
 
 from nsa.contract import ExitCode, NSAError
@@ -80,11 +81,11 @@ def read(args: argparse.Namespace) -> dict[str, object]:
     )
     source = _opened(data, args)
     opened_s = perf_counter() - begin
-    tokens = 0
-    begin = perf_counter()
+    tokens, times = 0, [perf_counter()]
     for _ in range(args.batches):
         tokens += source.fetch().tokens[:, 1:].numel()
-    seconds = perf_counter() - begin
+        times.append(perf_counter())
+    seconds = times[-1] - times[0]
     source.close()
     return {
         "dataset": args.dataset,
@@ -92,9 +93,9 @@ def read(args: argparse.Namespace) -> dict[str, object]:
         "tokens": tokens,
         "open_s": round(opened_s, 3),
         "seconds": round(seconds, 3),
+        "slowest_s": round(max(after - before for before, after in pairwise(times)), 4),
         "toks_per_s": round(tokens / seconds, 1),
         "where": source.where(),
-        "loader": source.statistics(),
     }
 
 

@@ -129,7 +129,6 @@ class Loop:
         return {
             **self.witness.facts(),
             "saved": self._read,
-            "loader": self.source.statistics(),
             "in_force": in_force(self.ranks),
         }
 

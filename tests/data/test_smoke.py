@@ -59,8 +59,7 @@ def test_the_documented_line_reads_local_documents_with_gpt2(
     # The pattern cuts before " b"; each piece is one pair in this table.
     tokenizer = open_tokenizer("gpt2", str(table))
     assert tokenizer.encode("aa b") == [256 + 97 * 256 + 97, 256 + 32 * 256 + 98]
-    assert told["loader"]["batches"] == 20
-    assert told["loader"]["longest_wait_s"] <= told["loader"]["wait_s"] <= told["seconds"]
+    assert 0 < told["slowest_s"] <= told["seconds"] + 0.001
 
 
 def test_another_table_is_refused(table: Path, documents: Path) -> None:
