@@ -1,7 +1,6 @@
 """`runbook run --dry-run`: the command lines, how long they may take, and what feeds what.
 
-Of phases that nobody named, a command that no screen holds is told with the line that prints it;
-`--phase`, `--until` and `--json` have every one in full. The overview comes last, where it is seen.
+Every command is there in full. The overview comes last, where it is seen.
 """
 
 from __future__ import annotations
@@ -17,11 +16,10 @@ from runbook.console import Console
 from runbook.engine.plan.prepare import Needs, needs_of
 from runbook.engine.plan.progress import Estimate, estimate, pace_of_the_go
 from runbook.engine.scope import departures
-from runbook.files import page, typed_here
+from runbook.files import page
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
 from runbook.records.measurement import duration_text
-from runbook.records.run import Screen
 from runbook.text import how_many
 
 if TYPE_CHECKING:
@@ -32,10 +30,6 @@ if TYPE_CHECKING:
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
 Estimator = Callable[["Launch"], Estimate]
-# Characters of a command with arms; a line without them has up to 700.
-_LONG = 2_000
-# So many legs of a phase are told together.
-_MANY = 3
 
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:
@@ -56,13 +50,7 @@ def _estimator(setup: Setup) -> Estimator:
 
 def times(args: argparse.Namespace) -> Iterator[str]:
     """How long each phase of a plan may take and what it costs, and all of them together."""
-    plan, estimator = args.setup.plan(), _estimator(args.setup)
-    parts = [([one], [estimator(launch) for launch in one[1]]) for one in plan]
-    for part, estimates in parts:
-        if estimates:
-            yield f"{part[0][0].name}: {_total(part, estimates, args.setup)}"
-    every = [estimate for _, estimates in parts for estimate in estimates]
-    yield f"all of it: {_total(plan, every, args.setup)}"
+    return _overview(args.setup.plan(), _estimator(args.setup), args.setup)
 
 
 def _print(
@@ -70,7 +58,6 @@ def _print(
 ) -> None:
     for text in _head(args, needs):
         console.result(f"# {text}")
-    everything: list[list[Estimate]] = []
     for index, (phase, launches) in enumerate(plan, start=1):
         console.result("")
         console.result(f"# {index}/{len(plan)} {phase.name}: {phase.question}")
@@ -83,10 +70,9 @@ def _print(
             )
         if not launches:
             console.result(f"#   starts no process{_why_none(phase, args.setup)}")
-        everything.append([estimator(launch) for launch in launches])
         _print_launches(console, launches, args, estimator)
     console.result("")
-    for line in _overview(plan, everything, args.setup):
+    for line in _overview(plan, estimator, args.setup):
         console.result(f"# {line}")
     if refused := refusals(args, needs):
         console.result(f"# this would be refused ({len(refused)} above)")
@@ -106,39 +92,17 @@ def _print_launches(
     groups = _alike(launches)
     if list(launches) != [launch for group in groups for launch in group]:
         console.result("#   the commands take turns")
-    named = args.phase is not None or getattr(args, "until", None) is not None
-    # Legs after the second differ in their numbers alone.
-    legs = [group for group in groups if group[0].resumes][1:]
-    legs = [] if named or len(legs) < _MANY else legs
     for alike in groups:
-        if alike not in legs:
-            short = "" if named else _in_full(alike[0], args)
-            _print_alike(console, alike, estimator(alike[0]), args.setup, short)
-    if legs:
-        first, last = legs[0][0].name, legs[-1][-1].name
-        console.result(f"#   {first} to {last}, each from the checkpoint before it, in full:")
-        console.page(_selecting(launches[0].phase, args))
+        _print_alike(console, alike, estimator(alike[0]), args.setup)
 
 
-def _in_full(launch: Launch, args: argparse.Namespace) -> str:
-    """The line that prints the launch's command, where that is longer than a screen likes."""
-    long = launch.schedule is not None and len(_command(launch, args.setup)) > _LONG
-    return _selecting(launch.phase, args) if long else ""
-
-
-def _selecting(phase: str, args: argparse.Namespace) -> str:
-    """What a person types here for the dry run of this phase."""
-    line = args.setup.context({}).invocation.line([phase])
-    return Screen(program=typed_here()).typed(f"{line} --dry-run")
-
-
-def _overview(plan: Plan, estimates: Sequence[Sequence[Estimate]], setup: Setup) -> Iterator[str]:
+def _overview(plan: Plan, estimator: Estimator, setup: Setup) -> Iterator[str]:
     """What runs, in which order and for how long: a line for each phase, and one for all."""
     width = max(len(phase.name) for phase, _ in plan)
-    for index, (one, found) in enumerate(zip(plan, estimates, strict=True), start=1):
-        time = _total([one], found, setup) if found else "starts no process"
+    for index, one in enumerate(plan, start=1):
+        time = _total([one], estimator, setup) if one[1] else "starts no process"
         yield f"{index:>{len(str(len(plan)))}}/{len(plan)} {one[0].name:<{width}}  {time}"
-    yield f"total   {_total(plan, [one for found in estimates for one in found], setup)}"
+    yield f"total   {_total(plan, estimator, setup)}"
 
 
 def _head(args: argparse.Namespace, needs: Needs) -> Iterator[str]:
@@ -192,9 +156,9 @@ def _command(launch: Launch, setup: Setup) -> str:
 
 
 def _print_alike(
-    console: Console, alike: Sequence[Launch], estimate: Estimate, setup: Setup, short: str
+    console: Console, alike: Sequence[Launch], estimate: Estimate, setup: Setup
 ) -> None:
-    """The command once, or `short` in its place, and how often and under which names it runs."""
+    """The command once, and how often and under which names it runs."""
     launch, others = alike[0], alike[1:]
     purpose = f": {launch.purpose}" if launch.purpose else ""
     console.result(f"#   {launch.name}{purpose}")
@@ -207,9 +171,7 @@ def _print_alike(
     console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
     for note in pasteable(launch).notes:
         console.result(f"#   {note}")
-    if short:
-        console.result(f"#   its command has {len(_command(launch, setup)):,} characters, in full:")
-    console.page(short or _command(launch, setup))
+    console.page(_command(launch, setup))
 
 
 def _feeding(phase: Phase, plan: Plan) -> list[str]:
@@ -225,8 +187,9 @@ def _feeding(phase: Phase, plan: Plan) -> list[str]:
     return lines
 
 
-def _total(plan: Plan, estimates: Sequence[Estimate], setup: Setup) -> str:
+def _total(plan: Plan, estimator: Estimator, setup: Setup) -> str:
     """How many launches, how long they may take, and what that costs if a price is given."""
+    estimates = [estimator(launch) for _, launches in plan for launch in launches]
     count = how_many(len(estimates), "launch", "launches")
     limit = duration_text(sum(launch.timeout_s for _, launches in plan for launch in launches))
     known = [estimate.seconds for estimate in estimates if estimate.seconds is not None]
