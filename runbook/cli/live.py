@@ -6,7 +6,6 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from runbook import DEFAULT_OUT
 from runbook.cli._parser import command
 from runbook.cli._runs import folder_of
 from runbook.console import Console
-from runbook.errors import ProgramExit
+from runbook.errors import ProgramExit, UsageError
 from runbook.text import how_many
 
 if TYPE_CHECKING:
@@ -51,10 +50,10 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     without training.csv, by the heartbeats of rank 0. Without --halt it only reads. With
     it, anomalies go into DIR/anomalies.jsonl and DIR/.anomaly_type, a stalled rank is asked
     for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is not
-    there yet or still empty is waited for, five minutes at most. One with a link `latest`
-    means the run that it names, or the next one if that is over; a whole run means its newest
-    launch. Through the link `latest` the launches of a run are shown one after the other.
-    Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).
+    there yet or still empty is waited for, five minutes at most. The launch below DIR that
+    wrote last is shown, one after the other while their run goes on; in a folder of runs, the
+    next one if the last is over. Ends with the run. Limits come from NSA_WATCH_* (see `runbook
+    toggles`).
 
     --stacks (for short `runbook stacks DIR`) works while a rank is stuck in a collective; a
     frozen rank is read from outside where py-spy is installed. Only processes that carry the
@@ -79,48 +78,35 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     """
     from nsa.contract import LATEST_LINK
     from runbook.launch.watch.watchdog import Budgets, Thresholds
-    from runbook.tools.screen import begun_in, launch_in, newest_in
+    from runbook.tools.screen import launch_name, newest, watched
 
     named = args.directory or Path(DEFAULT_OUT) / LATEST_LINK
     if args.stacks:
         return _stacks(console, named)
-    folder = launch_in(folder_of(named), once=args.once)
+    folder = folder_of(named)
     limits = Thresholds.from_variables(os.environ)
     # Whoever looks on changes nothing, unless it is asked for here or in the environment.
     told = "NSA_WATCH_HALT" in os.environ and limits.halt
     limits = replace(limits, halt=told if args.halt is None else args.halt == "1")
     interval_s = args.interval or limits.interval_s
     view = _View(console, limits, as_json=args.json)
+    if not folder.is_dir() and (args.once or folder.exists()):
+        hint = "start the run first; it creates its own"
+        raise UsageError(f"no such directory: {folder}", hint=hint)
     if args.once:
-        view.read_once(newest_in(folder))
+        if (place := newest(folder)) is None:
+            hint = "a run writes training.csv or heartbeat_rank*.jsonl"
+            raise UsageError(f"nothing to read: no run has written in {folder}", hint=hint)
+        view.read_once(place)
         return view.code
-    within_s = Budgets().silence_s
-    folder = begun_in(folder, interval_s=interval_s, within_s=within_s, tell=console.progress)
-    return _look_on(folder, view, min(interval_s, _REDRAW_S) if console.is_live else interval_s)
-
-
-def _look_on(folder: Path, view: _View, interval_s: float) -> int:
-    """Look on at a launch; behind the link `latest` at those that come after it in its run, too."""
-    from runbook.tools.screen import following, launch_name, not_watched
-
-    say = view.console.progress
     effect = "the run is stopped at an anomaly"
-    if not view.limits.halt:
+    if not limits.halt:
         effect = "anomalies are only reported; --halt stops the run at one"
-    place: Path | None = folder.resolve()
-    named = f"{folder}: {launch_name(folder.resolve())}" if folder.is_symlink() else str(folder)
-    say(f"watching {named}; {effect}")
-    followed = following(folder)
-    while place is not None:
-        if what := not_watched(place):
-            say(f"{launch_name(place)}: {what}, nothing to watch")
-        else:
-            view.watch(
-                place, interval_s, partial(followed.has_left, place) if followed else lambda: False
-            )
-        place = followed.next(place) if followed else None
-        if place is not None:
-            say(f"now {launch_name(place)}")
+    within_s, say = Budgets().silence_s, console.progress
+    say(f"watching {folder}; {effect}")
+    for place, left in watched(folder, interval_s=interval_s, within_s=within_s, tell=say):
+        say(f"now {launch_name(place)}")
+        view.watch(place, min(interval_s, _REDRAW_S) if console.is_live else interval_s, left)
     say(f"the run is over; {view.seen}")
     return view.code
 
@@ -154,15 +140,15 @@ class _View:
 
     def read_once(self, folder: Path) -> None:
         """The screen as it is now."""
-        from runbook.tools.screen import Screen
+        from runbook.tools.screen import Screen, launch_name
 
-        screen = Screen(folder.resolve(), self.limits)
+        screen = Screen(folder, self.limits)
         found = screen.look()
         for line in [] if self._as_json else screen.lines():
             self.console.result(line)
         self._read(screen, found, blind=True)
         self.rows += screen.monitor.readings.rows_read
-        self.console.progress(f"read {folder} once; {self.seen}")
+        self.console.progress(f"read {launch_name(folder)} once; {self.seen}")
 
     def watch(self, folder: Path, interval_s: float, left: Callable[[], bool]) -> None:
         """The screen until the launch is over, or `left` although no rank has said its end.
@@ -171,7 +157,7 @@ class _View:
         """
         from runbook.tools.screen import Screen
 
-        screen = Screen(folder.resolve(), self.limits)
+        screen = Screen(folder, self.limits)
         show = _shower(self.console, screen)
         screen.ranks.update()
         while True:

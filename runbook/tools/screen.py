@@ -1,18 +1,18 @@
-"""What `runbook watch` follows and shows: one launch, or those of a run, by its link `latest`."""
+"""What `runbook watch` follows and shows: the launch that wrote last, and those after it."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from nsa.contract import ENV_JSON, HEARTBEATS, LATEST_LINK, TRAINING_CSV, Event, ExitCode
+from nsa.contract import ENV_JSON, HEARTBEATS, TRAINING_CSV, Event, ExitCode
 from runbook.errors import UsageError
-from runbook.folder import ANOMALIES_JSONL, EVENTS_FILE, LAUNCH_JSON, is_going_on, run_folders
+from runbook.folder import ANOMALIES_JSONL, EVENTS_FILE, is_going_on, run_folders
 from runbook.folder.launch import heartbeats_in
 from runbook.folder.launch.documents import json_object
 from runbook.folder.launch.shapes import is_any_number
@@ -21,47 +21,71 @@ from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
-from runbook.tools.watch import Watcher, is_over, is_run_directory
+from runbook.tools.watch import Watcher, is_over
 
 _LOOK_EVERY_S = 1.0
-# Launches that train nothing, by their kind.
-_NOT_WATCHED = {"pytest": "tests", "collect": "facts of other machines"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Following:
-    """A link, and the run that goes on whose launches it names."""
+def watched(
+    folder: Path, *, interval_s: float, within_s: float, tell: Callable[[str], None]
+) -> Iterator[tuple[Path, Callable[[], bool]]]:
+    """The launches below a folder or behind a link, and what says that one of them was left.
 
-    link: Path
-    run: Path
-
-    def has_left(self, place: Path) -> bool:
-        """Does the link name another launch, or has the run ended?"""
-        return self.link.resolve() != place or not is_going_on(self.run)
-
-    def next(self, place: Path) -> Path | None:
-        """The launch of the run that comes after this one; None once the run has ended."""
-        while is_going_on(self.run):
-            found = self.link.resolve()
-            if found != place and self.run in found.parents and is_run_directory(found):
-                return found
-            sleep(_LOOK_EVERY_S)
-        return None
-
-
-def following(place: Path) -> Following | None:
-    """What is to be followed where `place` is a link; None for a folder, or if no run goes on.
-
-    The run that it names, else the newest beside that: it has not started a launch yet.
+    It is always the one that wrote last. A run that goes on there has a next one to wait for; else
+    it ends with the launch. Where there is none yet, or a folder of runs has none that goes on, it
+    waits `within_s` at most. Raises UsageError if no run has begun by then.
     """
-    if not place.is_symlink():
-        return None
-    named = run_of(place.resolve())
-    if named is None:
-        return None
-    runs = [named, *reversed(run_folders(named.parent))]
-    run = next((one for one in runs if is_going_on(one)), None)
-    return Following(link=place, run=run) if run else None
+    place, seen = newest(folder), set[Path]()
+    if place and is_over(place) and folder.resolve() in (run_of(place) or place).parents:
+        seen.add(place)
+    if place is None or seen:
+        why = f"{place} is over" if place else "nothing has written there yet"
+        tell(f"waiting for a run to begin in {folder}, {within_s:g} s at most: {why}")
+    deadline, begun = monotonic() + within_s, False
+    while True:
+        on, place = _goes_on(folder), newest(folder)
+        if place and place not in seen:
+            seen.add(place)
+            yield place, partial(_has_left, folder, seen, on)
+            begun = True
+        elif begun and not on:
+            return
+        elif not on and monotonic() > deadline:
+            raise UsageError(
+                f"no run has begun in {folder} within {within_s:g} s",
+                hint="start the run, then watch its own directory",
+            )
+        else:
+            sleep(min(interval_s, _LOOK_EVERY_S))
+
+
+def newest(folder: Path) -> Path | None:
+    """The directory that wrote rows or heartbeats last: the folder's own, or one below it."""
+    files = [TRAINING_CSV, HEARTBEATS.glob()]
+    found = [path for name in files for path in _below(folder.resolve(), name, 3)]
+    return max(found, key=lambda path: path.stat().st_mtime).parent.resolve() if found else None
+
+
+def folders_of_ranks(folder: Path) -> list[Path]:
+    """Directories with heartbeats: the one that is named, or all of a run's launches."""
+    beats = _below(folder.resolve(), HEARTBEATS.glob(), 2)
+    return sorted({path.parent.resolve() for path in beats})  # once, with a link `latest` too
+
+
+def _below(folder: Path, name: str, depth: int) -> list[Path]:
+    return [path for deep in range(depth + 1) for path in folder.glob("*/" * deep + name)]
+
+
+def _goes_on(folder: Path) -> bool:
+    """Does a run go on whose next launch would be found there?"""
+    run = run_of(folder.resolve())
+    out = run.parent if run and folder.is_symlink() else folder
+    return any(is_going_on(one) for one in (folder, *run_folders(out)))
+
+
+def _has_left(folder: Path, seen: set[Path], went_on: bool) -> bool:
+    """Has a launch written that was not looked at, or has the run ended that went on?"""
+    return newest(folder) not in seen or (went_on and not _goes_on(folder))
 
 
 def run_of(place: Path) -> Path | None:
@@ -73,88 +97,6 @@ def launch_name(place: Path) -> str:
     """`production/leg1 of 20261125T030838Z-def662f`; of a launch by hand its path."""
     run = run_of(place)
     return f"{place.relative_to(run).as_posix()} of {run.name}" if run else str(place)
-
-
-def not_watched(place: Path) -> str:
-    """What a launch is that has nothing to watch, such as `tests`; else an empty text."""
-    launch = json_object(place / LAUNCH_JSON).get("launch")
-    kind = launch.get("kind") if isinstance(launch, dict) else None
-    return _NOT_WATCHED.get(str(kind), "")
-
-
-def launch_in(folder: Path, *, once: bool) -> Path:
-    """The folder, or of a whole run its newest launch: by the link beside it if that leads there.
-
-    A folder that is not there yet, or still empty, is waited for; only --once cannot wait, and
-    what is a file becomes no folder.
-    """
-    if not folder.is_dir() and (once or folder.exists()):
-        hint = "start the run first; it creates its own"
-        raise UsageError(f"no such directory: {folder}", hint=hint)
-    if is_run_directory(newest_in(folder)) or (folder / LATEST_LINK).is_symlink():
-        return folder
-    beside = folder.parent / LATEST_LINK
-    if beside.is_symlink() and folder.resolve() in beside.resolve().parents:
-        return beside
-    if newest := _newest_below(folder):
-        return newest
-    if once:
-        hint = f"one has {TRAINING_CSV} or heartbeat_rank*.jsonl"
-        raise UsageError(f"nothing to read: {folder} is not a run directory", hint=hint)
-    return folder
-
-
-def _newest_below(folder: Path) -> Path | None:
-    """The run directory below that was written last."""
-    beats = _beats(folder, "*", "*/*", "*/*/*")
-    return max(beats, key=lambda path: path.stat().st_mtime).parent if beats else None
-
-
-def folders_of_ranks(folder: Path) -> list[Path]:
-    """Directories with heartbeats: the one that is named, or all of a run's launches."""
-    beats = _beats(folder.resolve(), ".", "*", "*/*")
-    return sorted({path.parent.resolve() for path in beats})  # once, with a link `latest` too
-
-
-def _beats(folder: Path, *depths: str) -> list[Path]:
-    return [path for depth in depths for path in folder.glob(f"{depth}/{HEARTBEATS.glob()}")]
-
-
-def newest_in(folder: Path) -> Path:
-    """The run directory that is meant: the folder, or the one that its link `latest` names."""
-    link = folder / LATEST_LINK
-    return link if link.is_dir() and not is_run_directory(folder) else folder
-
-
-def begun_in(
-    folder: Path, *, interval_s: float, within_s: float, tell: Callable[[str], None]
-) -> Path:
-    """The run directory, as `newest_in`, once a run has begun there.
-
-    A folder whose newest run was over before is waited for, as one that is not there yet or still
-    empty: as long as a launch may be silent. Raises UsageError if no run has begun by then.
-    """
-    first = newest_in(folder)
-    before = first.resolve() if first != folder and is_over(first) else None
-    deadline, place = monotonic() + within_s, first
-    if before or not is_run_directory(place):
-        why = f"{place} is over" if before else _lacks(folder)
-        tell(f"waiting for a run to begin in {folder}, {within_s:g} s at most: {why}")
-    while place.resolve() == before or not is_run_directory(place):
-        if monotonic() > deadline:
-            raise UsageError(
-                f"no run has begun in {folder} within {within_s:g} s",
-                hint="start the run, then watch its own directory",
-            )
-        sleep(min(interval_s, _LOOK_EVERY_S))
-        place = newest_in(folder)
-    return place
-
-
-def _lacks(folder: Path) -> str:
-    if not folder.is_dir():
-        return "it is not there yet"
-    return f"no {TRAINING_CSV}, no heartbeat_rank*.jsonl and no link {LATEST_LINK} there yet"
 
 
 class Screen(Watcher):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from nsa.contract import GATES_CSV, STACKDUMPS, TRAINING_CSV, ExitCode
 from runbook.files import read_bytes
-from runbook.folder import LAUNCH_JSON
 from runbook.folder.launch import heartbeat_files, heartbeats_in
 from runbook.launch.incident import (
     collect_flights,
@@ -214,14 +213,6 @@ class Watcher:
         hang, _ = name_culprit(watchdog, self.run_dir, states, reach, token=token)
         write_summary(self.run_dir, states, hang.cause)
         return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
-
-
-def is_run_directory(path: Path) -> bool:
-    """Is there anything to watch in it?"""
-    if not path.is_dir():
-        return False
-    named = any((path / name).exists() for name in (TRAINING_CSV, LAUNCH_JSON))
-    return named or bool(heartbeat_files(path))
 
 
 def is_over(path: Path) -> bool:

@@ -14,7 +14,7 @@ from runbook.cli import main
 from runbook.errors import UsageError
 from runbook.launch.watch import RankWatch
 from runbook.tools import screen
-from runbook.tools.screen import begun_in
+from runbook.tools.screen import watched
 from tests.cli.shell import inside
 from tests.factory import files
 
@@ -45,10 +45,10 @@ def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
     monkeypatch.setattr(screen, "sleep", lambda _: launched(folder, "20260102T000000Z-def"))
     assert main(["watch", str(folder), "--halt", "1", "--interval", "30"]) == 0
     said = capsys.readouterr().err
-    why = f"{folder}/latest is over" if before else "it is not there yet"
+    why = f"{folder}/20260101T000000Z-abc is over" if before else "nothing has written there yet"
     assert f"waiting for a run to begin in {folder}, 300 s at most: {why}\n" in said
-    name = folder / "20260102T000000Z-def"
-    assert f"watching {folder}/latest: {name}; the run is stopped at an anomaly\n" in said
+    assert f"watching {folder}; the run is stopped at an anomaly\n" in said
+    assert f"now {folder}/20260102T000000Z-def\n" in said
     assert said.count("ended at step 1") == 1 and "the run is over; 0 anomalies, 1 row" in said
 
 
@@ -76,14 +76,14 @@ def test_a_whole_run_by_its_folder_or_id_means_its_newest_launch(tmp_path: Path)
         beat.parent.mkdir(parents=True)
         beat.touch()
         os.utime(beat, (time.time() - age_s,) * 2)
-    (tmp_path / "artifacts" / run / "run.json").touch()
+    for name in ("run.json", "events.jsonl"):
+        (tmp_path / "artifacts" / run / name).touch()
     for named in ("artifacts", run):
         shown = inside("watch", named, "--once", cwd=tmp_path)
-        assert f"read artifacts/{run}/long_run/run once; 0 anomalies" in shown.err, shown
+        assert f"read long_run/run of {run} once; 0 anomalies" in shown.err, shown
     (tmp_path / "artifacts/latest").symlink_to(f"{run}/nvtx/run")
-    for words in ((run,), ()):
-        shown = inside("watch", *words, "--once", cwd=tmp_path)
-        assert "read artifacts/latest once; 0 anomalies" in shown.err, shown
+    shown = inside("watch", "--once", cwd=tmp_path)
+    assert f"read nvtx/run of {run} once; 0 anomalies" in shown.err, shown
 
 
 def of_a_plan(out: Path, run: str, name: str, *, kind: str = "trainer") -> None:
@@ -115,10 +115,9 @@ def test_the_launches_of_a_run_are_watched_one_after_the_other(
     assert main(["watch", str(tmp_path / "latest"), "--interval", "0.1"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
     effect = "anomalies are only reported; --halt stops the run at one"
-    assert said[0] == f"watching {tmp_path}/latest: production/leg1 of r1; {effect}"
-    assert [line for line in said if not line.startswith("ended")][1:] == [
-        "now preflight/sanity of r2",
-        "preflight/sanity of r2: tests, nothing to watch",
+    assert [line for line in said if not line.startswith("ended")] == [
+        f"watching {tmp_path}/latest; {effect}",
+        "now production/leg1 of r1",
         "now smoke/run of r2",
         "the run is over; 0 anomalies, 2 rows read",
     ]
@@ -130,7 +129,7 @@ def test_nothing_is_waited_for_without_end(tmp_path: Path, linked: bool) -> None
         (tmp_path / "run").mkdir()
         (tmp_path / "latest").symlink_to("run")
     with pytest.raises(UsageError, match=r"no run has begun in .* within 0\.2 s"):
-        begun_in(tmp_path, interval_s=0.05, within_s=0.2, tell=lambda _: None)
+        list(watched(tmp_path, interval_s=0.05, within_s=0.2, tell=lambda _: None))
 
 
 @pytest.mark.executes("runbook stacks")
