@@ -31,7 +31,7 @@ from runbook.launch import attempt as attempts
 from runbook.launch import local
 from runbook.launch.observer import Observer
 from runbook.machine import host, kernel_log, preflight
-from runbook.machine.gpu import devices as counters
+from runbook.machine.gpu import cards as counters
 from runbook.records import Check, LaunchResult, Outcome, Reason, RunRecord, Verdict, satisfies
 
 _KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "USER")

@@ -23,7 +23,7 @@ from runbook.errors import UsageError
 from runbook.files import data_path
 from runbook.machine import git
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
-from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
+from runbook.machine.gpu.cards import read_nvidia_smi
 from runbook.records import RunRecord
 from runbook.records.run import PACKAGE
 

@@ -23,9 +23,9 @@ from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.end import said_by_watchdog
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.launch.observer import Observer
+from runbook.machine.gpu import cards as counters
 from runbook.machine.gpu import detect_profile
-from runbook.machine.gpu import devices as counters
-from runbook.machine.gpu.devices import AFTER, gpu_samples, write_devices
+from runbook.machine.gpu.cards import AFTER, gpu_samples, write_devices
 from runbook.process.reaper import carriers
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.scene import injected_at
@@ -110,7 +110,7 @@ def test_what_the_sampler_says_of_a_lost_card_is_kept_beside_the_rows(
     Machine(tmp_path, monkeypatch)
     row = ",".join("1" for _ in GPU_SAMPLES.columns)
     code = f"print('{row}'); print('NVML: GPU is lost', flush=True); import time; time.sleep(60)"
-    monkeypatch.setattr("runbook.machine.gpu.devices.SAMPLER", (sys.executable, "-c", code))
+    monkeypatch.setattr("runbook.machine.gpu.cards.SAMPLER", (sys.executable, "-c", code))
     with gpu_samples(tmp_path, dict(os.environ)):
         until_lines(tmp_path / "gpu_samples.csv", 3)
     assert (tmp_path / "gpu_samples.csv").read_text().splitlines()[1:] == [row]

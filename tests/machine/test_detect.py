@@ -22,8 +22,8 @@ from benchmarks.rehearsal.hardware import (
 from runbook.config.load import is_shipped
 from runbook.errors import RunbookError, UsageError
 from runbook.machine.gpu import detect_profile, profile_for
-from runbook.machine.gpu.facts import collect_gpus, gpu_drafts, no_gpu_drafts
-from runbook.machine.gpu.nvidia_smi import NvidiaSmi, parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.cards import NvidiaSmi, parse_nvidia_smi, parse_topology
+from runbook.machine.preflight import collect_gpus, gpu_drafts, no_gpu_drafts
 from runbook.records.evidence import Fact
 from tests.factory.programs import first_on_path, program
 from tests.factory.tables import rows, table
@@ -176,7 +176,7 @@ def test_without_nvidia_smi_every_fact_is_there_and_says_why() -> None:
 
 
 def asked(folder: Path, **environment: str) -> dict[str, Fact]:
-    how = {"torch_count": None, "torch_uuids": (), "host_file": "host.json"}
+    how = {"torch_count": None, "torch_uuids": ()}
     return named(collect_gpus(folder, environment=environment, **how))
 
 

@@ -15,8 +15,7 @@ from nsa.contract.digests import installed_digest
 from runbook.errors import UsageError
 from runbook.machine import git
 from runbook.machine.gpu import visible_gpus
-from runbook.machine.gpu.facts import gpu_drafts
-from runbook.machine.gpu.nvidia_smi import GpuState, parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.cards import GpuState, parse_nvidia_smi, parse_topology
 from runbook.machine.identity import (
     code_digest,
     identity,
@@ -24,7 +23,7 @@ from runbook.machine.identity import (
     refuse_if_unlike,
     startup_code,
 )
-from runbook.machine.preflight import _git_drafts
+from runbook.machine.preflight import _git_drafts, gpu_drafts
 from runbook.records import RunRecord, Verdict
 from tests.factory import programs
 from tests.factory.programs import program

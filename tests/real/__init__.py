@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runbook.machine.gpu.nvidia_smi import GpuState
+from runbook.machine.gpu.cards import GpuState
 
 H100 = Path(__file__).parent / "h100_80gb_hbm3-580.159.04"
 H200 = Path(__file__).parent / "h200-580.159.04"

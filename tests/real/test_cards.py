@@ -19,8 +19,8 @@ from runbook.folder.launch.rows import read_rows
 from runbook.launch.incident import bundle
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu import profile_for
-from runbook.machine.gpu.facts import gpu_drafts
-from runbook.machine.gpu.nvidia_smi import parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.cards import parse_nvidia_smi, parse_topology
+from runbook.machine.preflight import gpu_drafts
 from runbook.records import End, LaunchResult, LaunchStatus
 from tests.launch.test_gpu_sampler import HANGS, missing
 from tests.real import H100, H200, unread_fields

@@ -19,7 +19,7 @@ from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
 
 if TYPE_CHECKING:
-    from runbook.machine.gpu.nvidia_smi import GpuState
+    from runbook.machine.gpu.cards import GpuState
 
 
 def find_nvidia_smi() -> str | None:
@@ -98,7 +98,7 @@ def detect_profile(root: Path = Path("/")) -> tuple[str, str]:
             raise _refused([*signs, "nvidia-smi is not installed"])
         return "cpu", "nvidia-smi is not installed and no NVIDIA device is seen: no GPU to use"
     # Parsing XML and starting processes: `runbook` alone has no use for it where there is no GPU.
-    from runbook.machine.gpu.nvidia_smi import read_nvidia_smi
+    from runbook.machine.gpu.cards import read_nvidia_smi
 
     smi, _, problem = read_nvidia_smi(program)
     if smi is None:
