@@ -12,7 +12,7 @@ from typing import Any
 
 from nsa.contract import ENV_JSON, HEARTBEATS, TRAINING_CSV, Event, ExitCode
 from runbook.errors import UsageError
-from runbook.folder import ANOMALIES_JSONL, EVENTS_FILE, is_going_on, run_folders
+from runbook.folder import ANOMALIES_JSONL, EVENTS_FILE, OWN_FOLDER, is_going_on, run_folders
 from runbook.folder.launch import heartbeats_in
 from runbook.folder.launch.documents import json_object
 from runbook.folder.launch.shapes import is_any_number
@@ -60,9 +60,12 @@ def watched(
 
 
 def newest(folder: Path) -> Path | None:
-    """The directory that wrote rows or heartbeats last: the folder's own, or one below it."""
-    files = [TRAINING_CSV, HEARTBEATS.glob()]
-    found = [path for name in files for path in _below(folder.resolve(), name, 3)]
+    """The directory that wrote rows or heartbeats last: the folder's own, or one below it.
+
+    A trainer of one's own writes into a folder of its launch.
+    """
+    names = (TRAINING_CSV, HEARTBEATS.glob(), OWN_FOLDER)
+    found = [path for name in names for path in _below(folder.resolve(), name, 3)]
     return max(found, key=lambda path: path.stat().st_mtime).parent.resolve() if found else None
 
 
