@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,7 @@ from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, StopRequest, run_launch
-from runbook.launch.command import OURS
 from runbook.launch.end import last_words
-from runbook.launch.foreign import TERMINATED
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
@@ -130,7 +127,7 @@ def run_probe(
         options = LaunchOptions(run_root=folder, observer=Observer(), stop=stop, retry=False)
         result = run_launch(launch, options)
         if result.status is not LaunchStatus.COMPLETED:
-            raise UsageError(_bad_end(result, folder / name, launch.argv[0]))
+            raise UsageError(_bad_end(result, folder / name / CONSOLE_LOG))
         return read_launch(folder, launch, result)
 
     run("found", trainer)
@@ -138,19 +135,11 @@ def run_probe(
     return _measured(said, run("read", trainer.model_copy(update={"log": log})))
 
 
-def _bad_end(result: LaunchResult, run_dir: Path, program: str) -> str:
-    console = run_dir / CONSOLE_LOG
-    lines, _ = read_console(console)
-    said = f"{result.status.words}: {result.cause or last_words(lines)}"
-    text = f"the probe {said}; what it printed is in {console}"
-    if any(TERMINATED in line for line in lines):
-        text += (
-            "; if every step was trained, let the last line of the script be `os._exit(0)`, to end "
-            f"before torch's threads are torn down ({page('your-trainer')})"
-        )
-    if program not in OURS or not any("No module named" in line for line in lines):
-        return text
-    return f"{text}; {program} was {sys.executable}: a path, /VENV/bin/{program}, takes another"
+def _bad_end(result: LaunchResult, console: Path) -> str:
+    said = f"{result.status.words}: {result.cause or last_words(read_console(console)[0])}"
+    return (
+        f"the probe {said}; what it printed is in {console}, what helps in {page('your-trainer')}"
+    )
 
 
 def _measured(said: str, evidence: LaunchEvidence) -> Probe:

@@ -17,12 +17,10 @@ from pydantic import TypeAdapter
 from runbook.errors import UsageError
 from runbook.files import LARGEST_TABLE_BYTES, page, read_bytes, shipped_data
 from runbook.folder import CONSOLE_LOG, OWN_FOLDER
-from runbook.folder.facts import redact_text
-from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.own_log import Row, RowReader, document_in, lines_of
 from runbook.records.measurement import Record
 from runbook.records.own_trainer import CONSOLE, OUT, PACE, LogMap
-from runbook.text import in_one_line, without_colors
+from runbook.text import in_one_line, listed, without_colors
 
 
 class KnownLog(Record):
@@ -30,7 +28,6 @@ class KnownLog(Record):
 
     trainer: str
     pattern: str
-    advice: str
 
 
 _DATA = shipped_data("trainers/known_logs")
@@ -82,8 +79,12 @@ def whose_columns(path: str, fields: Sequence[str]) -> str:
 # Columns of a table that has no loss, as many as a message shows.
 _SHOWN_FIELDS = 8
 _FEWEST = 3
-# Characters of a line of a trainer that a message shows.
-_SHOWN_LINE = 160
+# What a log needs, for who has to write one or to describe the own one.
+_NEEDS = (
+    f"a line such as `step 12/300 loss 4.66` is read, and so is a .csv or .jsonl below {OUT} with "
+    r"step and loss, for each step or every few; any other line by --pattern (log.pattern of a "
+    r"profile), such as 'at (?P<step>\d+): cost (?P<loss>\S+)'; see "
+)
 
 
 def guess(run_dir: Path, *, steps: int, pattern: str = "") -> tuple[LogMap, str]:
@@ -93,7 +94,6 @@ def guess(run_dir: Path, *, steps: int, pattern: str = "") -> tuple[LogMap, str]
     it looked, and what a log needs.
     """
     looked: dict[str, str] = {}
-    asked: dict[str, str] = {}
     given = [(LogMap(pattern=pattern), run_dir / CONSOLE_LOG, "")] if pattern else None
     for log, path, whose in given or _candidates(run_dir, looked):
         lines = lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
@@ -103,15 +103,13 @@ def guess(run_dir: Path, *, steps: int, pattern: str = "") -> tuple[LogMap, str]
         odd = _why_not(log, rows, lines, steps)
         if (rows or not whose) and looked.get(whose or log.path, none) == none:
             looked[whose or log.path] = f"{said}, but {odd}" if odd and rows else said
-        if len(rows) < _FEWEST:
-            asked |= {one.trainer: one.advice for one in KNOWN if rows and one.trainer == whose}
-        elif not odd:
+        if len(rows) >= _FEWEST and not odd:
             every = 1 if "step" in log.names else max(1, round(steps / len(rows)))
             return log.model_copy(update={"every": every}), said
     found = "; ".join(looked.values()) or "nothing was written"
     raise UsageError(
         f"no log with a loss was found in {run_dir} ({found})",
-        hint="; ".join([*(f"{name}: {text}" for name, text in asked.items()), *_needs(run_dir)]),
+        hint=_NEEDS + page("your-trainer"),
     )
 
 
@@ -142,21 +140,6 @@ def _total(pattern: str, lines: Sequence[bytes]) -> int | None:
     return None
 
 
-def _needs(run_dir: Path) -> Iterator[str]:
-    """What to do: by the person's own line, by one that is read, and by a pattern of his."""
-    lines, _ = read_console(run_dir / CONSOLE_LOG)
-    if shown := next((one for one in lines if re.search(r"(?i)loss.*\d", one)), ""):
-        yield f"it printed: {in_one_line(redact_text(without_colors(shown)).strip())[:_SHOWN_LINE]}"
-    yield (
-        f"a line such as `step 12/300 loss 4.66` is read, and so is a .csv or .jsonl below {OUT} "
-        f"with step and loss, for each step or every few ({page('your-trainer')} has an adapter)"
-    )
-    yield (
-        r"any other line by --pattern (log.pattern of a profile), such as "
-        r"'at (?P<step>\d+): cost (?P<loss>\S+)'"
-    )
-
-
 def _candidates(run_dir: Path, looked: dict[str, str]) -> Iterator[tuple[LogMap, Path, str]]:
     """Maps that may fit, with whose logs they are: tables, JSON lines, what the console shows.
 
@@ -171,19 +154,14 @@ def _candidates(run_dir: Path, looked: dict[str, str]) -> Iterator[tuple[LogMap,
             if log := by_columns(name, fields):
                 yield log, path, whose_columns(name, fields)
             else:
-                looked[name] = f"{below}: no loss among its columns ({_shown(fields)}"
+                shown = in_one_line(listed(fields, _SHOWN_FIELDS)) or "none"
+                looked[name] = f"{below}: no loss among its columns ({shown})"
     console = run_dir / CONSOLE_LOG
     known = [(log, console, whose) for log, whose in by_pattern()]
     yield from (one for one in known if one[2])
     if log := by_columns(CONSOLE, _fields(console)):
         yield log, console, ""
     yield from (one for one in known if not one[2])
-
-
-def _shown(fields: Sequence[str]) -> str:
-    shown = in_one_line(", ".join(fields[:_SHOWN_FIELDS])) or "none"
-    other = next((mark for mark in ";\t|" if fields and mark in fields[0]), "")
-    return f"{shown})" + (f", separated by {other!r} and not by commas" if other else "")
 
 
 def _header(path: Path) -> list[str]:
