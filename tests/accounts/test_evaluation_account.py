@@ -162,22 +162,6 @@ def test_a_second_source_that_lacks_is_seen(ranks: Ranks, wanted: str) -> None:
     assert problems(table(), ranks)[0].startswith(wanted)
 
 
-@pytest.mark.parametrize(
-    ("entropy", "gate", "stuck"),
-    [
-        ([0.05] * 3, [0.98] * 3, True),
-        ([0.05] * 2, [0.98] * 2, False),
-        ([0.05, 0.05, 0.05001], [0.98] * 3, False),
-    ],
-)
-def test_three_readings_that_are_equal_in_all_digits_were_not_taken(
-    entropy: list[float], gate: list[float], stuck: bool
-) -> None:
-    taken = table().iloc[: len(entropy)].assign(entropy=entropy, max_gate=gate)
-    equal = f"{len(entropy)} readings of the gates are equal in every digit"
-    assert problems(taken) == ([equal] if stuck else [])
-
-
 def selecting(blocks: float, share: float) -> pd.DataFrame:
     """Readings of the selection in every step."""
     return table(sel_blocks_mean=blocks, sel_forced_share=share)
