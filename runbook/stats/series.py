@@ -28,9 +28,6 @@ PAUSE_RATIO = 2.0
 # A slow step is beyond so many robust deviations of the usual ones, and by so much at least.
 SLOW_DEVIATIONS = 5.0
 SLOW_LEAST = 0.05
-# So many slow steps, most of them equally far apart, come by the clock.
-PERIODIC_COUNT = 5
-PERIODIC_SHARE = 0.7
 CHANGE_ERROR = 0.01
 SEGMENT = 3
 
@@ -67,7 +64,6 @@ def steady(
     stall = stall_share(kept)
     size = min(BATCH, max(SHORTEST_BATCH, kept.size // FEWEST_BATCHES))
     count = kept.size // size
-    period = stall_period(kept)
     if count < FEWEST_BATCHES:
         needed = FEWEST_BATCHES * SHORTEST_BATCH
         return replace(too_few(kept.size, "steps after warm-up", needed), n=count)
@@ -84,8 +80,7 @@ def steady(
     if p < CHANGE_ERROR and abs(shift) > tolerance:
         faults.append(f"shift of {shift:+.1%} at step {first} (p = {p:.2g})")
     if stall > stall_limit:
-        often = f", a slow step every {period} steps" if period else ""
-        faults.append(f"stall {stall:.1%} of the time, limit {stall_limit:.1%}{often}")
+        faults.append(f"stall {stall:.1%} of the time, limit {stall_limit:.1%}")
     level = -tolerance < interval[0] and interval[1] < tolerance
     trend = f"step time {math.expm1(slope):+.1%} ({interval[0]:+.1%} to {interval[1]:+.1%})"
     if faults:
@@ -120,17 +115,6 @@ def stall_share(times: FloatArray) -> float:
     paused = times > PAUSE_RATIO * middle
     slow = _slow(times) & ~paused
     return float((times[paused].sum() + (times[slow] - middle).sum()) / times.sum())
-
-
-def stall_period(times: FloatArray) -> int | None:
-    """Every how many steps a slow one comes, if they come by the clock; else None."""
-    at = np.flatnonzero(_slow(times))
-    if at.size < PERIODIC_COUNT:
-        return None
-    gaps, counts = np.unique(np.diff(at), return_counts=True)
-    best = int(np.argmax(counts))
-    regular = gaps[best] > 1 and counts[best] >= PERIODIC_SHARE * (at.size - 1)
-    return int(gaps[best]) if regular else None
 
 
 def _slow(times: FloatArray) -> npt.NDArray[np.bool_]:

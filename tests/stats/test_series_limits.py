@@ -11,7 +11,7 @@ from scipy import stats
 
 from runbook.errors import UsageError
 from runbook.stats import Decided, Decision, FloatArray, pace_of, series, unless_disturbed
-from runbook.stats.series import memory_plateau, outside_plateau, stall_period, stall_share, steady
+from runbook.stats.series import memory_plateau, outside_plateau, stall_share, steady
 from tests.factory.tables import rows, table
 
 
@@ -121,15 +121,6 @@ def test_a_slow_step_is_five_robust_deviations_off(noise: float, slow: float, co
     times = 1 + noise * (-1.0) ** np.arange(101)
     times[0], times[100] = 1.0, slow
     assert (stall_share(times) > 0) is counts
-
-
-@table(__file__, "by_the_clock")
-def test_slow_steps_that_come_by_the_clock(at: list[int], period: int | None) -> None:
-    times = np.ones(400)
-    times[at] = 1.5
-    assert stall_period(times) == period
-    often = f"a slow step every {period} steps" in steady(times, stall_limit=1e-3).reason
-    assert often is (period is not None)
 
 
 # memory
