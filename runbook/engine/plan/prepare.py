@@ -11,19 +11,18 @@ import shutil
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa.settings import VOCAB_SIZES, TrainerConfig
-from runbook import BOARD_TOGGLE, DEFAULT_PLAN, PROTOCOLS, absent, is_installed
+from runbook import BOARD_TOGGLE, PROTOCOLS, absent, is_installed
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
-from runbook.config import PhaseSettings
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
-from runbook.config.plan import load_plan, phases_without_board
+from runbook.config.plan import phases_without_board
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.registry import Phase, select
 from runbook.config.settings import Settings, parse_settings, torch_variable_problems
@@ -206,7 +205,7 @@ def prepare(options: RunOptions) -> Setup:
                 options, phases = replace(options, phases=names), select(names, profile.phases)
     if not options.plan:
         with _told(problems):
-            phases = _selected(options.phases, profile.phases if profile else {})
+            phases = select(options.phases, profile.phases if profile else {})
     if profile:
         with _told(problems):
             problems += launcher(options.launcher).problems(options, profile)
@@ -259,21 +258,6 @@ def _known(settings: Settings) -> Settings:
     if problems := torch_variable_problems(settings.toggles):
         raise UsageError([f"--set {text}" for text in problems])
     return settings
-
-
-def _selected(text: str, settings: Mapping[str, PhaseSettings]) -> list[Phase]:
-    """The phases of a run. Raises UsageError, also where one is meant that only a plan has."""
-    try:
-        return select(text, settings)
-    except UsageError as error:
-        problems = list(error.problems)
-        for name in load_plan(DEFAULT_PLAN).phases:
-            launch = f"; the plan has it: `runbook launch --until {name}`"
-            problems = [
-                f"{one}{launch}" if one.startswith(f"no phase {name!r}") else one
-                for one in problems
-            ]
-        raise UsageError(problems) from error
 
 
 def _with_commits(options: RunOptions, phases: Sequence[Phase]) -> tuple[RunOptions, list[str]]:
