@@ -299,7 +299,7 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     from runbook.launch import StopRequest, stop_on_signals
     from runbook.tools.triage import run_steps
 
-    target = _target(args, console)
+    target = _target(args)
     if args.dry_run:
         _show_steps(console, target)
         return 0
@@ -317,17 +317,14 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     return _EXIT[triage.outcome]
 
 
-def _target(args: argparse.Namespace, console: Console) -> Target:
+def _target(args: argparse.Namespace) -> Target:
     """The launch to repeat, which keeps its own variables."""
-    from runbook.config.precedence import differing, shell_settings
     from runbook.config.settings import parse_settings
     from runbook.tools.triage import find_target, with_choices
 
     typed, named = parse_settings(args.settings), args.target
     path = Path(named) if named and Path(named).exists() else find_run(named, args.out)
     target = find_target(path, floor=args.floor)
-    if found := list(differing(target.launch.env, {}, shell_settings(os.environ))):
-        console.error(f"warning: the failing launch keeps its variables: {'; '.join(found)}")
     return with_choices(target, typed, steps=args.steps)
 
 

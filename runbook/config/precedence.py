@@ -240,18 +240,3 @@ def unread(profile: Profile) -> Iterator[str]:
     for name, value in values.items():
         if note := unknown_note(name):
             yield f"{name}={value} (profile {profile.name}, {note})"
-
-
-def differing(
-    settings: Mapping[str, str], sources: Mapping[str, str], shell: Mapping[str, str]
-) -> Iterator[str]:
-    """How a shell differs now from what a run that goes on was given, in words."""
-    for name, value in shell.items():
-        held = settings.get(name)
-        if held is None:
-            yield f"{name}={value} here, not given to the run"
-        elif held != (config_name(value) if name == CONFIG_VARIABLE else value):
-            yield f"{name}={value} here, {held} in the run"
-    for name, source in sources.items():
-        if source == SHELL and name not in shell:
-            yield f"{name} is not set here, {settings.get(name, '')} in the run"

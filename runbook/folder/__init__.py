@@ -185,22 +185,6 @@ def as_it_writes() -> Iterator[None]:
         ) from error
 
 
-@as_it_writes()
-def recorded_settings(run_root: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """What a person gave for a run, by its journal, and the source of each.
-
-    Raises `RunbookError` if the journal is damaged; empty where there is none.
-    """
-    from runbook.records import RunRecord
-
-    path = run_root / EVENTS_FILE
-    events = read_events(path)[0] if path.is_file() else []
-    if not events:
-        return {}, {}
-    record = RunRecord.model_validate(events[0]["record"])
-    return record.settings, record.given_by
-
-
 def is_going_on(folder: Path) -> bool:
     """True if a process holds the journal of the run in this folder; False without a journal."""
     path = folder / EVENTS_FILE

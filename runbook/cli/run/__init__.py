@@ -125,20 +125,15 @@ def _beside_resume(args: argparse.Namespace) -> list[str]:
 
 
 def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
-    """What a person gave for this run, in words; of one that goes on, how this shell differs."""
-    from runbook.config.precedence import differing, shell_settings, told, unread
-    from runbook.folder import recorded_settings
+    """What a person gave for this run, in words; one that goes on takes nothing new."""
+    from runbook.config.precedence import told, unread
 
-    if not args.goes_on:
-        setup = args.setup
-        settings = told(setup.given, setup.sources, setup.profile.variables)
-        return [*settings, *unread(setup.profile)]
-    given, sources = recorded_settings(args.resume_folder)
-    found = list(differing(given, sources, shell_settings(os.environ)))
-    if found:
-        text = f"this run keeps the variables that it began with: {'; '.join(found)}"
-        console.error(f"warning: {text}")
-    return found
+    if args.goes_on:
+        console.error("this run keeps the variables that it began with, whatever this shell has")
+        return []
+    setup = args.setup
+    settings = told(setup.given, setup.sources, setup.profile.variables)
+    return [*settings, *unread(setup.profile)]
 
 
 @command(
