@@ -171,8 +171,9 @@ def judge(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE, 4 PARTIAL PASS
     """
     from runbook.config.load import load_profile, load_profile_document
+    from runbook.config.setup import setup_of_record
     from runbook.engine.intact import untrusted
-    from runbook.engine.verify import judge_again
+    from runbook.engine.verify import judged
 
     folder = find_run(args.run_name, args.out)
     record, why = load_told(folder, console)
@@ -180,10 +181,11 @@ def judge(args: argparse.Namespace, console: Console) -> int:
         profile = load_profile(args.profile)
     else:
         profile = load_profile_document(record.profile_document, where=RECORD_FILE)
-    judged = judge_again(record, folder, profile, named=args.profile)
-    judged = untrusted(judged, why) if why else judged
-    _print(console, judged, args.format or _DEFAULT_FORMAT, as_json=args.json)
-    return judged.verdict.exit_code
+    setup = setup_of_record(record, profile=profile, named=args.profile)
+    again = judged(record, folder, setup)
+    again = untrusted(again, why) if why else again
+    _print(console, again, args.format or _DEFAULT_FORMAT, as_json=args.json)
+    return again.verdict.exit_code
 
 
 def _compare_problems(args: argparse.Namespace) -> list[str]:

@@ -1,7 +1,7 @@
 """A finished run judged again from its artifacts, without starting anything.
 
 Under its own limits it has to give every number that was recorded (`verify_run`); under other
-limits it gets another record (`judge_again`).
+limits it gets another record (`judged`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.contract.digests import sha256_of
 from runbook.config import registry
@@ -26,9 +26,6 @@ from runbook.folder.manifest import folder_problems
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
-
-if TYPE_CHECKING:
-    from runbook.config import Profile
 
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (
@@ -160,7 +157,7 @@ def verify_run(
         if phases is None:
             phases = registry.phases_of(setup.profile.phases)
         differences += intact.profile_problems(record)
-        again = _judged(record, run_root, setup, phases=phases)
+        again = judged(record, run_root, setup, phases=phases)
         differences += _compare_records(record, again)
         differences += intact.planned_problems(record, run_root, setup, phases=phases)
         differences += intact.unjudged_problems(record, run_root, phases=phases)
@@ -224,10 +221,10 @@ def _by_this_code(record: RunRecord) -> bool:
     return record.environment.get(CODE) in (None, code_digest())
 
 
-def rejudge(
-    record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase]
-) -> Iterator[tuple[PhaseRecord, PhaseRecord]]:
-    """Pairs of a phase as recorded and as judged now, for every phase that was judged at all.
+def _phases_again(
+    record: RunRecord, run_root: Path, setup: Setup, phases: Mapping[str, Phase]
+) -> Iterator[PhaseRecord]:
+    """Every phase that ran, as it is judged now.
 
     A phase that never ran, was cut off before its judgement, or in which the runbook itself
     failed has nothing to judge again: whatever its record says, it is INCOMPLETE. Raises
@@ -236,10 +233,10 @@ def rejudge(
     facts = read_facts(run_root)
     evidence: dict[str, PhaseEvidence] = {}
     choices: dict[str, dict[str, str]] = {}
-    for old in record.phases:
+    for old in (phase for phase in record.phases if phase.started_at):
         phase = phases.get(old.name)
         if phase is None or not intact.was_judged(old):
-            yield old, _unjudged(old)
+            yield _unjudged(old)
             continue
         chosen, earlier = what_it_reads(phase, choices, evidence)
         found = read_phase(run_root, old.name, old.launches, facts=facts, earlier=earlier)
@@ -248,7 +245,7 @@ def rejudge(
         if any(phase.name in later.reads for later in phases.values()):
             evidence[phase.name] = found
         choices[old.name] = new.choices
-        yield old, new
+        yield new
 
 
 def _unjudged(old: PhaseRecord) -> PhaseRecord:
@@ -261,34 +258,17 @@ def _unjudged(old: PhaseRecord) -> PhaseRecord:
     return old.model_copy(update={"outcome": Outcome.INCOMPLETE, "checks": checks, **empty})
 
 
-def judge_again(
-    record: RunRecord,
-    run_root: Path,
-    profile: Profile,
-    *,
-    named: str = "",
+def judged(
+    record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase] | None = None
 ) -> RunRecord:
-    """The record that this run would have under `profile`; nothing is written.
-
-    `named` is how the reader names the profile, for the commands that are printed.
+    """The record as it follows from the artifacts and this setup alone; nothing is written.
 
     Launches, facts and settings stay what they were: a profile that would have planned other
     launches gets rows without evidence, never numbers of another plan. Raises `ValueError` and
     `OSError` as the readers do.
     """
-    setup = setup_of_record(record, profile=profile, named=named)
-    phases = registry.phases_of(setup.profile.phases)
-    return _judged(record, run_root, setup, phases=phases)
-
-
-def _judged(
-    record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase]
-) -> RunRecord:
-    """The record as it follows from the artifacts and this setup alone."""
     profile = setup.profile
-    ran = [phase for phase in record.phases if phase.started_at]
-    kept = record.model_copy(update={"phases": tuple(ran)})
-    judged: list[PhaseRecord] = [new for _, new in rejudge(kept, run_root, setup, phases=phases)]
+    phases = phases or registry.phases_of(profile.phases)
     changed = record.model_copy(
         update={
             "profile": profile.name,
@@ -302,7 +282,7 @@ def _judged(
     )
     return assemble(
         changed,
-        judged,
+        list(_phases_again(record, run_root, setup, phases)),
         asked_for=[phase.name for phase in setup.phases],
         known={name: (phase.title, phase.source) for name, phase in phases.items()},
     )
