@@ -192,12 +192,28 @@ def alike(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> Findi
         if unlike:
             reason = f"{first} and {name} are not comparable: {'; '.join(unlike)}"
             return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    if copied := _copied(case, names):
+        return invalid(Reason.NOT_PLAUSIBLE, copied, evidence=paths)
     without = [name for name, env in found.items() if not env.get("config_sha256")]
     if without:
         reason = f"no config digest in env.json of {', '.join(without)}"
         return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
     what = "one launch" if len(names) == 1 else f"{len(names)} launches of one config"
     return passed(f"{what}, one checkout and one machine", evidence=paths)
+
+
+def _copied(case: Case, names: Sequence[str]) -> str:
+    """The first file of one launch that is also another launch's, or an empty string."""
+    seen: dict[str, str] = {}
+    for name in names:
+        launch = case.launch(name)
+        log = launch.training
+        files = [(rank.sha256, rank.path) for rank in launch.ranks]
+        files += [(log.sha256, log.path)] if log is not None else []
+        for sha256, path in files:
+            if seen.setdefault(sha256, path) != path:
+                return f"{seen[sha256]} and {path} are the same file: one launch was copied"
+    return ""
 
 
 def _facts(env: Mapping[str, Any]) -> dict[str, Any]:
