@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runbook.accounts import GeneratedData, Workload, due, each_rank
@@ -41,6 +41,7 @@ def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """Every rank reads its own data, no step what another did, and generated data as defined."""
     problems: list[str] = []
     told: dict[int, pd.Series[Any]] = {}
+    repeats: set[int] = set()
     for rank in ranks:
         if rank.steps is None or rank.steps["data"].isna().any():
             problems.append(f"rank {rank.rank} does not say which data it read")
@@ -49,9 +50,10 @@ def data_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
         again = own[own.duplicated()] if work.data else own[own.eq(own.shift())]
         if len(again):
             problems.append(f"rank {rank.rank} reads in step {again.index[0]} what it read before")
+            repeats.add(rank.rank)
         told[rank.rank] = own
     if len(told) > 1:
-        problems += _read_by_another(told)
+        problems += _read_by_another(told, work, repeats)
     return problems + _rank_problems(ranks, told, work)
 
 
@@ -118,8 +120,13 @@ def held_out_account(rank: RankLog, work: Workload) -> Iterator[str]:
         yield f" evaluates on other data than {what} ({len(wrong)} of {len(told)})"
 
 
-def _read_by_another(told: Mapping[int, pd.Series[Any]]) -> list[str]:
-    """Data that two ranks read in the same step, held against the first that did."""
+def _read_by_another(
+    told: Mapping[int, pd.Series[Any]], work: Workload, repeats: Collection[int]
+) -> list[str]:
+    """Data that a rank reads and an earlier one has read, held against the first that did.
+
+    In the same step, or, where data are generated and none is ever read twice, in any.
+    """
     import pandas as pd
 
     reads = pd.concat(told, names=["rank", "step"]).rename("data").reset_index()
@@ -127,10 +134,21 @@ def _read_by_another(told: Mapping[int, pd.Series[Any]]) -> list[str]:
         return []
     reads["other"] = reads.groupby(["step", "data"])["rank"].transform("first")
     shared = reads["rank"] != reads["other"]
-    return [
+    problems = [
         f"ranks {other} and {rank} read the same data in {len(steps)} steps, "
         f"first in step {steps['step'].iloc[0]}"
         for (rank, other), steps in reads[shared].groupby(["rank", "other"])
+    ]
+    if not work.data:
+        return problems
+    first = reads.groupby("data")
+    reads["other"] = first["rank"].transform("first")
+    moved = (reads["rank"] != reads["other"]) & (reads["step"] != first["step"].transform("first"))
+    moved &= ~shared & ~reads["rank"].isin(repeats)
+    return problems + [
+        f"rank {rank} reads in step {steps['step'].iloc[0]} what rank {other} reads in another "
+        f"({len(steps)} steps)"
+        for (rank, other), steps in reads[moved].groupby(["rank", "other"])
     ]
 
 
