@@ -85,7 +85,7 @@ _TITLES = {
 # What is not as it was asked for; in all others two sources differ.
 _MISMATCHES = ("selection", "settings", "first_weights")
 # What else is off may follow from these.
-_LEADING = ("left_over", "first_weights")
+_LEADING = ("left_over", "exchange", "first_weights")
 
 
 @dataclass(frozen=True)
