@@ -17,14 +17,29 @@ from reports.text import NOT_GATED_WORDS, export_line, limit_text, one_line, sho
 from reports.view import ReportView, run_folder
 from runbook.config.precedence import told
 from runbook.files import shipped_data
-from runbook.records import Check, Measurement, Outcome, Reason, RunRecord, Table
-from runbook.records.measurement import MIB_PER_GIB, plain_number
+from runbook.records import Check, Measurement, Outcome, PhaseRecord, Reason, RunRecord, Table
+from runbook.records.measurement import MIB_PER_GIB, Scalar, plain_number
 from runbook.text import counted
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
 _TILES = 4
-# The documents ask for the first table of each of these phases.
+# The documents ask for these two tables, in this shape.
 TABLE_PHASES = ("bucket_sweep", "fused_adamw")
+_TABLE_COLUMNS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallTable:
+    """A table cut to what the first page needs; `path` is the file that all its rows are from.
+
+    `note`: which row was chosen, and why.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    path: str
+    note: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +54,7 @@ class Summary:
     numbers: tuple[KeyNumber, ...]
     exports: str
     facts: tuple[tuple[str, str], ...]
-    tables: tuple[Table, ...]
+    tables: tuple[SmallTable, ...]
     folder: str
     words: str
 
@@ -81,13 +96,38 @@ def _terms(record: RunRecord, numbers: Sequence[KeyNumber]) -> str:
     return f"{'; '.join(told)}."
 
 
-def _tables(record: RunRecord) -> Iterator[Table]:
-    """The first table of each of the two phases; one that did not run has no number in it."""
+def _tables(record: RunRecord) -> Iterator[SmallTable]:
+    """The first table of each of the two phases, without the columns that only a machine reads."""
     for phase in record.phases:
-        if phase.name in TABLE_PHASES and phase.tables:
-            first = phase.tables[0]
-            if any(isinstance(cell, float) for row in first.rows for cell in row):
-                yield first
+        if phase.name in TABLE_PHASES and phase.tables and _has_numbers(phase.tables[0]):
+            yield _small(phase.tables[0], phase)
+
+
+def _has_numbers(table: Table) -> bool:
+    """Has any row a number that is shown? A phase that did not run has none."""
+    return any(isinstance(cell, float) for row in table.rows for cell in row[:_TABLE_COLUMNS])
+
+
+def _small(table: Table, phase: PhaseRecord) -> SmallTable:
+    chosen = phase.choices.get(table.columns[0])
+    decides = {f"{phase.name}.best", f"{phase.name}.keep"}
+    why = next((one_line(check.reason) for check in phase.checks if check.id in decides), "")
+    told = f"Chosen: {table.columns[0]}={chosen}. " if chosen else ""
+    sources = {str(row[-1]) for row in table.rows} if table.columns[-1] == "source" else set()
+    width = min(_TABLE_COLUMNS, len(table.columns))
+    return SmallTable(
+        title=table.title,
+        columns=table.columns[:width],
+        rows=tuple(_marked(row[:width], chosen) for row in table.rows),
+        path=sources.pop() if len(sources) == 1 else "",
+        note=f"{told}{why}",
+    )
+
+
+def _marked(row: tuple[Scalar | None, ...], chosen: str | None) -> tuple[str, ...]:
+    """The cells as text, the first one marked where its row was chosen."""
+    first, *others = map(shown_value, row)
+    return (f"{first} (chosen)" if first == chosen else first, *others)
 
 
 def run_facts(record: RunRecord) -> Iterator[tuple[str, str]]:
