@@ -97,7 +97,7 @@ def index(tmp_path: Path) -> Path:
     """The only source that pip has: two versions of pydantic, and what they need."""
     folder = tmp_path / "index"
     folder.mkdir()
-    wheel(folder, "pydantic", "2.9.0", "typing_extensions>=4.6")
+    wheel(folder, "pydantic", "2.12.0", "typing_extensions>=4.6")
     wheel(folder, "pydantic", "2.14.0", "typing_extensions>=4.14", "annotated_types")
     wheel(folder, "typing_extensions", "4.10.0")
     wheel(folder, "typing_extensions", "4.16.0")
@@ -132,7 +132,7 @@ def test_what_is_there_is_neither_downloaded_nor_contradicted(index: Path, tmp_p
     freeze = tmp_path / "freeze.txt"
     lines = [f"{name}==99.0" for name in OTHERS.split()]
     freeze.write_text("\n".join([*lines, "typing_extensions==4.10.0", "-e /src/own"]) + "\n")
-    assert ask(index, "--have", str(freeze))[0] == {"pydantic-2.9.0"}
+    assert ask(index, "--have", str(freeze))[0] == {"pydantic-2.12.0"}
 
 
 @pytest.mark.parametrize(
