@@ -4,7 +4,7 @@ Of a phase, `plan` says what will run, `judge` says what it means. Both are pure
 
 A package that installs an entry point in the group `runbook.phases` or `runbook.reports` adds a
 phase or a report. Nothing here names one, so the engine depends on none. `runbook.kinds` has what a
-plan makes its own phases from. Where launches run, `runbook.launch.local` finds so.
+plan makes its own phases from. Where launches run, `runbook.launch.launcher_api` finds so.
 """
 
 from __future__ import annotations

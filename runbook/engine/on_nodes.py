@@ -22,7 +22,7 @@ from runbook.errors import RunbookError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import FACTS_FILE, finish, read_facts, write_facts
 from runbook.launch import LaunchOptions, StopRequest, run_launch, set_aside
-from runbook.launch.local import NODE_FOLDER_VARIABLE, Launcher
+from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
 from runbook.launch.observer import Observer
 from runbook.machine.preflight import collect_preflight
 from runbook.records import Launch, LaunchResult

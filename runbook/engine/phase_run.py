@@ -31,7 +31,7 @@ from runbook.launch import (
     run_launch,
     set_aside,
 )
-from runbook.launch.local import Launcher, launcher
+from runbook.launch.launcher_api import Launcher, launcher
 from runbook.launch.observer import Observer
 from runbook.records import (
     THE_RUN,

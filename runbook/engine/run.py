@@ -30,7 +30,7 @@ from runbook.folder.manifest import artifact_records, load_record, write_manifes
 from runbook.launch import stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.inputs import remove_checkouts
-from runbook.launch.local import launcher
+from runbook.launch.launcher_api import launcher
 from runbook.launch.observer import Observer
 from runbook.machine import git
 from runbook.machine.identity import identity, package_folders

@@ -26,7 +26,7 @@ from runbook.launch.end import (
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.incident import bundle, stopped_at
 from runbook.launch.inputs import build_environment
-from runbook.launch.local import Aftermath, Running, Start
+from runbook.launch.launcher_api import Aftermath, Running, Start
 from runbook.launch.supervision import LaunchOptions, Supervision
 from runbook.launch.watch import RankWatch
 from runbook.machine.kernel_log import (

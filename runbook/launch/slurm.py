@@ -19,7 +19,7 @@ from pathlib import Path
 from runbook.config.setup import Setup
 from runbook.launch.command import completed, rendezvous
 from runbook.launch.inputs import RefusedError
-from runbook.launch.local import Start
+from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import (
     RENDEZVOUS_PORT,
     Cluster,

@@ -13,7 +13,8 @@ from nsa.contract import HALT_FILE, ExitCode
 from runbook.files import write_atomic
 from runbook.launch.foreign import ForeignWatch
 from runbook.launch.incident import collect_stacks, name_culprit, write_summary
-from runbook.launch.local import Launcher, Local, Running
+from runbook.launch.launcher_api import Launcher, Running
+from runbook.launch.local import Local
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.live_status import LiveStatus

@@ -15,7 +15,8 @@ from runbook.accounts import clocks
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import LaunchOptions, adopt_launch
-from runbook.launch.local import Host, Local, LocalRun, Running, Start
+from runbook.launch.launcher_api import Running, Start
+from runbook.launch.local import Host, Local, LocalRun
 from runbook.launch.observer import Observer
 from runbook.launch.watch import Presence
 from runbook.process.reaper import carriers

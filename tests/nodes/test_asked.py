@@ -16,7 +16,7 @@ from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.local import launcher
+from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes import files
 from runbook.launch.nodes.files import (
     NODE_JSONL,

@@ -19,7 +19,7 @@ from reports.view import build_view
 from runbook.config import registry
 from runbook.engine import derive
 from runbook.engine.derive import render
-from runbook.launch.local import launcher
+from runbook.launch.launcher_api import launcher
 from runbook.records import (
     Check,
     Confidence,

@@ -39,7 +39,7 @@ def _problems(args: argparse.Namespace) -> list[str]:
     from runbook.config.precedence import shell_settings
     from runbook.config.setup import RunOptions
     from runbook.engine.plan.prepare import prepare
-    from runbook.launch.local import GROUP, launcher
+    from runbook.launch.launcher_api import GROUP, launcher
     from runbook.machine.gpu import detect_profile
     from runbook.machine.surroundings import surroundings_problems
 

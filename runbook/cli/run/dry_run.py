@@ -18,7 +18,7 @@ from runbook.engine.plan.progress import Estimate, estimate, pace_of_the_go
 from runbook.engine.scope import departures
 from runbook.files import page
 from runbook.launch.command import pasteable
-from runbook.launch.local import launcher
+from runbook.launch.launcher_api import launcher
 from runbook.records.measurement import duration_text
 from runbook.text import how_many
 

@@ -31,7 +31,7 @@ from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan import config_of, planned_problems
 from runbook.errors import UsageError, choice_for
 from runbook.files import not_text
-from runbook.launch.local import launcher
+from runbook.launch.launcher_api import launcher
 from runbook.machine import git
 from runbook.machine.gpu import detect_profile
 from runbook.machine.identity import package_folders, package_under_test

@@ -34,7 +34,7 @@ from runbook.launch.kubernetes.manifests import (
     owned_by,
     read_pod,
 )
-from runbook.launch.local import Start
+from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import (
     RENDEZVOUS_PORT,
     Cluster,

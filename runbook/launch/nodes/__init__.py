@@ -16,7 +16,8 @@ from runbook.config import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
 from runbook.folder import CONSOLE_LOG
-from runbook.launch.local import Launcher, LauncherKind, Running, Start, nodes_problems, unread
+from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start, unread
+from runbook.launch.local import nodes_problems
 from runbook.launch.nodes import files
 from runbook.launch.nodes.running import NodesRun
 from runbook.records import End, Launch

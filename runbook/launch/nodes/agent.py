@@ -24,7 +24,8 @@ from runbook.files import make_private_dir
 from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch import LineTail
 from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
-from runbook.launch.local import NODE_FOLDER_VARIABLE, Host
+from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
+from runbook.launch.local import Host
 from runbook.launch.nodes import files
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
