@@ -129,8 +129,8 @@ def _refuse_if_changed(run_root: Path, record: RunRecord, journal: Journal) -> N
     path, reports = run_root / MANIFEST_FILE, report_files().values()
     if journal.events[-1]["event"] not in ENDS:
         told = so_far(journal.events)
-        open_ones = [key for key in told.begun if key[0] not in told.finished]
-        cut_off = [key for key in open_ones if key not in _finished_launches(told)]
+        kept = _finished_launches(told)
+        cut_off = [key for key in told.begun if key[0] not in told.finished and key not in kept]
         changed = evidence_problems(run_root, told.records.values(), cut_off=cut_off)
     elif path.is_file():
         found = changed_files(run_root, read_manifest(path))

@@ -73,9 +73,9 @@ def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
 
     A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM
     everything that was started is ended, the rest becomes INCOMPLETE rows, and the reports are
-    written; `resume_run` goes on from there. If the disk
-    refuses, the record is returned with that reason and is never GO. Raises `UsageError` before
-    anything is created if the run's folder cannot be made.
+    written; `resume_run` goes on from there. If the disk refuses, the record is returned with that
+    reason and is never GO. Raises `UsageError` before anything is created if the run's folder
+    cannot be made.
     """
     run_root = create_run_folder(Path(setup.options.out))
     keep_configs(setup, run_root)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -64,19 +67,26 @@ def newest(folder: Path) -> Path | None:
 
     A trainer of one's own writes into a folder of its launch.
     """
-    names = (TRAINING_CSV, HEARTBEATS.glob(), OWN_FOLDER)
-    found = [path for name in names for path in _below(folder.resolve(), name, 3)]
-    return max(found, key=lambda path: path.stat().st_mtime).parent.resolve() if found else None
+    found = []
+    for path in _below(folder, 3, TRAINING_CSV, HEARTBEATS.glob(), OWN_FOLDER):
+        with suppress(FileNotFoundError):  # its launch is kept aside meanwhile
+            found.append((path.stat().st_mtime, path.parent))
+    return max(found)[1].resolve() if found else None
 
 
 def folders_of_ranks(folder: Path) -> list[Path]:
     """Directories with heartbeats: the one that is named, or all of a run's launches."""
-    beats = _below(folder.resolve(), HEARTBEATS.glob(), 2)
+    beats = _below(folder, 2, HEARTBEATS.glob())
     return sorted({path.parent.resolve() for path in beats})  # once, with a link `latest` too
 
 
-def _below(folder: Path, name: str, depth: int) -> list[Path]:
-    return [path for deep in range(depth + 1) for path in folder.glob("*/" * deep + name)]
+def _below(folder: Path, depth: int, *names: str) -> Iterator[Path]:
+    """What has one of these names in the folder, or below it in so many; asked at each look."""
+    for place, folders, files in os.walk(root := folder.resolve(), followlinks=True):
+        found = (one for one in (*folders, *files) if any(fnmatch(one, name) for name in names))
+        yield from (Path(place, one) for one in found)
+        if len(Path(place).parts) - len(root.parts) == depth:
+            folders.clear()
 
 
 def _goes_on(folder: Path) -> bool:

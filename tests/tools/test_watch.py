@@ -17,7 +17,7 @@ import pytest
 from runbook.cli import main
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process import process_state
-from runbook.tools.screen import Screen
+from runbook.tools.screen import Screen, newest
 from runbook.tools.watch import Watcher, live_stacks
 from tests.factory import files
 
@@ -176,3 +176,12 @@ def test_a_run_without_a_csv_is_told_from_its_heartbeats(tmp_path: Path) -> None
     words = "checkpoint  step_100, 10 min 00 s old (3.2 s to write, training held up 0.05 s)"
     assert (checkpoint, incidents) == (words, "incidents  0")
     assert unseen == "not seen: use of the GPUs (nvidia-smi shows it)"
+
+
+def test_a_launch_that_is_gone_again_is_not_the_one_that_wrote_last(tmp_path: Path) -> None:
+    """Its folder may be kept aside between a look at its name and one at its time."""
+    for name in ("run1", "run2"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run1/training.csv").write_text("")
+    (tmp_path / "run2/training.csv").symlink_to("gone")
+    assert newest(tmp_path) == tmp_path / "run1"
