@@ -19,7 +19,7 @@ from runbook.engine.starting import left_open
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Invocation, Step
-from runbook.text import how_many, short_caveat
+from runbook.text import how_many, listed, short_caveat
 
 _SHORT_COMMIT = 7
 # What a line with the first of them begins with, and one with the second.
@@ -236,10 +236,15 @@ class ReportView:
 
     @property
     def tally(self) -> str:
-        """How many causes there are, and how the checks came out; a GO has the required ones."""
+        """How many causes there are, how the checks came out, and which of those that passed warn.
+
+        A GO tells its required ones elsewhere.
+        """
         go = self.record.verdict is Verdict.GO
         causes = [how_many(len(self.causes), "cause")] if self.causes else []
-        return "; ".join([*causes, *([] if go else [self.required_counts]), self.counts])
+        warn = [row.id for row in self.rows if row.code == Reason.WARNING]
+        told = [*causes, *([] if go else [self.required_counts]), self.counts]
+        return "; ".join([*told, *([f"{len(warn)} warn: {listed(warn)}"] if warn else [])])
 
     @property
     def words(self) -> str:

@@ -32,7 +32,7 @@ from runbook.records import (
     judge_run,
 )
 from runbook.records.run import TAKES_OUT
-from tests.factory.records import check
+from tests.factory.records import check, phase
 from tests.reports.samples import GOLDEN, SAMPLES, baseline, entry, go, measured, no_go, run
 from tests.tiers import examples
 
@@ -73,6 +73,14 @@ def test_every_required_id_is_in_every_format(outcomes: dict[str, Outcome], lost
     page = derive.render(record, "md")
     assert view.tally in page
     assert all(cause.lead.id in page for cause in view.causes)
+
+
+@pytest.mark.parametrize("fmt", ["md", "details", "html", "terminal"])
+def test_checks_that_passed_and_warn_are_named(fmt: str) -> None:
+    warn = [check(f"baseline.{name}", code=Reason.WARNING) for name in "abcde"]
+    page = derive.render(go().model_copy(update={"phases": (phase("baseline", *warn),)}), fmt)
+    assert "5 warn: baseline.a, baseline.b, baseline.c and 2 more" in page
+    assert " warn: " not in derive.render(go(), fmt)
 
 
 @pytest.mark.parametrize("fmt", ["details", "html"])
