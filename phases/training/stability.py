@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
@@ -195,7 +196,7 @@ def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str
     at, count = [int(step) for step in frame["step"]], steps - after
     if len(at) < max(patience, 2):
         return f"{len(at)} reading(s) of the gates in {count} steps: {patience:g} mean a collapse"
-    usual = sorted(later - one for one, later in pairwise(at))[(len(at) - 1) // 2]
+    usual = statistics.median_high(later - one for one, later in pairwise(at))
     for one, later in pairwise([after, *at, steps]):
         if later - one > _GAP * max(usual, 1):
             return f"no reading of the gates between steps {one} and {later}"

@@ -49,6 +49,8 @@ def test_the_same_batch_of_two_ranks_in_one_step_and_in_another() -> None:
         "rank 0 does not say which data it read",
         "rank 1 reads in step 2 what it read before",
     ]
+    mute = changed(changed(ranks, 0, steps=None), 1, steps=None)
+    assert shared(mute) == [f"rank {rank} does not say which data it read" for rank in (0, 1)]
 
 
 def test_of_many_ranks_each_is_held_against_the_first_that_read_the_same() -> None:
