@@ -97,8 +97,9 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     branch_notes = [] if state.branch else ["detached HEAD"]
     branch_notes += [f"expected {expected_branch}"] if expected_branch else []
     where = "; ".join(state.problems) or f"in {checkout}"
-    dirt = f"{len(changed)} files differ from the commit or are not in it" if changed else ""
-    dirt = "; ".join(filter(None, (dirt, listed([*elsewhere, *state.unseen], between="; "))))
+    # What git shows comes last: a person looks there anyway.
+    shown = (" ".join(line.split()) for line in state.status.splitlines())
+    dirt = listed([*elsewhere, *state.unseen, *shown], between="; ")
     upstream = f"of {state.upstream}, as last fetched" if state.upstream else "no upstream branch"
     digest = "digest of the whole diff; secrets in the kept copy are blanked"
     return [

@@ -77,6 +77,9 @@ def test_a_clean_checkout_that_is_not_what_runs_is_dirty(
     drafts = {draft.name: draft for draft in _git_drafts(out, None)}
     assert drafts["git.dirty"].value is True
     assert f"nsa is imported from {HERE / 'nsa'}, not from " in drafts["git.dirty"].note
+    (tmp_path / "new.py").write_text("")
+    drafts = {draft.name: draft for draft in _git_drafts(out, None)}
+    assert drafts["git.dirty"].note.endswith("; ?? new.py")
     assert "nsa is imported from" in (out / "git_status.txt").read_text()
 
 
