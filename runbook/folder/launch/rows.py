@@ -129,7 +129,7 @@ class _Reader:
         import numpy as np
         import pandas as pd
 
-        if b"\0" in block or not _all_plain(block, len(self.columns), self.spec.key):
+        if b"\0" in block or not _all_plain(block, len(self.columns)):
             return None
         wanted = self._wanted()
         numbers = [name for name in wanted if name not in self.spec.text]
@@ -206,20 +206,16 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
     )
 
 
-def _all_plain(block: bytes, columns: int, key: str) -> bool:
-    """Whether every line has so many fields, and none may be the header again."""
+def _all_plain(block: bytes, columns: int) -> bool:
+    """Whether every line has so many fields. A repeated header has too: pandas refuses its words."""
     import numpy as np
 
     data = np.frombuffer(block, dtype=np.uint8)
     marks = np.flatnonzero((data == _COMMA) | (data == _NEWLINE))
     if len(marks) % columns:
         return False
-    ends = marks[columns - 1 :: columns]
     said = data[marks].reshape(-1, columns) == _NEWLINE
-    if not said[:, -1].all() or said[:, :-1].any():
-        return False
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    return not (data[starts] == ord(key[0])).any()
+    return bool(said[:, -1].all()) and not said[:, :-1].any()
 
 
 def _all_whole(values: npt.NDArray[np.float64]) -> bool:
