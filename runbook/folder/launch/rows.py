@@ -207,7 +207,7 @@ def read_rows(path: Path, spec: RowSpec) -> RowFile:
 
 
 def _all_plain(block: bytes, columns: int) -> bool:
-    """Whether every line has so many fields. A repeated header has too: pandas refuses its words."""
+    """Whether every line has so many fields. A repeated header has: pandas refuses its words."""
     import numpy as np
 
     data = np.frombuffer(block, dtype=np.uint8)
