@@ -219,12 +219,6 @@ def production_days(case: Case, names: Sequence[str]) -> Finding:
     return skipped(Reason.NOT_GATED, f"{reason}; shown, not gated", measurement=value)
 
 
-# Under a table of rates. Only a launch is held against a limit by the rates that the table shows.
-_LAUNCHES = "tok/s of all ranks; tokens / time, after warm-up, decides; last-50 is shown beside it"
-_ARMS = (
-    "tok/s of all ranks; arms are compared block by block within each round, so the ratio that "
-    "decides is not the one of these means"
-)
 # Of a table's row: what it is called, its launch, and its arm inside that, if it is one.
 Rated = tuple[str, str, str | None]
 
@@ -241,7 +235,7 @@ def rate_table(case: Case, rated: Sequence[Rated], *, title: str, column: str = 
         source = log.path if log else "no evidence"
         rows.append((label, cell(last), spread, window, cell(rate), source))
     columns = (column, "last-50 mean", "last-50 stdev", "window", "tokens / time", "source")
-    note = _ARMS if any(arm for *_, arm in rated) else _LAUNCHES
+    note = "tok/s of all ranks; a launch is judged by tokens / time, arms by pairs of blocks"
     return Table(title=title, columns=columns, rows=tuple(rows), note=note)
 
 

@@ -133,6 +133,7 @@ def read(folder: Path, data: str | bytes, *, rank: int = 0) -> RankLog:
         (heartbeats(1, rank=1), "other ranks"),
         (heartbeats(2) + '{"event": "pro\n' + "\0\0\n" + beat("boot"), "2 unreadable lines"),
         (beat("boot", pid=7) + beat("boot", pid=8), "2 processes in one file: 7, 8"),
+        (beat("boot") + beat("eval", loss="low"), "eval.loss has an unexpected value: 'low'"),
     ],
 )
 def test_what_does_not_belong_is_named(tmp_path: Path, text: str, problem: str) -> None:
