@@ -79,6 +79,13 @@ def test_the_first_run_finds_none_and_the_next_one_finds_it(earlier: Path, tmp_p
     assert verify(folder, *PHASES.values()).differences == ()
 
 
+def test_a_run_is_held_against_none_that_began_later(out: Path, earlier: Path) -> None:
+    shutil.copytree(earlier, out / "29991231T000001Z-nogit")
+    found = looked(out)
+    assert [one.run_id for one in found.runs] == [earlier.name]
+    assert (found.left_out, found.damaged) == ({}, {})
+
+
 def edit(name: str, old: bytes, new: bytes, *, remade: bool = False) -> Callable[[Path], None]:
     """A file changed; remade: with a manifest that fits."""
 

@@ -86,6 +86,14 @@ def test_no_remedy_asks_a_cpu_for_what_only_a_gpu_has_or_is_cut_within_code(topi
     assert names_a_gpu or not re.search(r"NCCL|GPU|PCIe|nvidia|flash", on_cpu), on_cpu
 
 
+def test_what_helps_on_a_cpu_alone_is_no_advice_on_gpus() -> None:
+    on_gpus, on_cpu = (
+        remedy_for("scaling", Reason.MISMATCH, where, own="scaling")
+        for where in (ON_TWO_A100, ON_A_CPU)
+    )
+    assert "cores of its own" in on_cpu and "cores of its own" not in on_gpus
+
+
 def test_the_situation_is_that_of_the_launches_before_that_of_the_profile() -> None:
     where = builder.context()
     launches = list(builder.evidence("baseline", where).launches.values())
