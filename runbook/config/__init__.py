@@ -17,6 +17,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from nsa.contract import Ceiling
+from nsa.settings import Count, Whole
 from runbook.errors import choice_for
 from runbook.records.measurement import Record, unsaid
 from runbook.records.outcome import Comparator
@@ -265,9 +266,9 @@ class Stage(Record):
     order: int = Field(ge=0)
     dataset: str = "synthetic"
     checks: tuple[str, ...] = Field(min_length=1)
-    least_steps: int = Field(default=1, ge=1)
-    legs: int = Field(default=1, ge=1)
-    resume_steps: int = Field(default=0, ge=0)
+    least_steps: Whole = 1
+    legs: Whole = 1
+    resume_steps: Count = 0
     needs_go: bool = False
 
 
@@ -280,13 +281,13 @@ class PhaseSettings(Record):
     `hardware.source`: a first estimate for `--dry-run`, never a limit.
     """
 
-    steps: int = Field(default=0, ge=0)
-    launches: int = Field(default=1, ge=1)
-    rounds: int = Field(default=1, ge=1)
-    warmup: int = Field(default=0, ge=0)
-    single_steps: int | None = Field(default=None, ge=1)
-    retry_steps: int | None = Field(default=None, ge=1)
-    profile_steps: int = Field(default=0, ge=0)
+    steps: Count = 0
+    launches: Whole = 1
+    rounds: Whole = 1
+    warmup: Count = 0
+    single_steps: Whole | None = None
+    retry_steps: Whole | None = None
+    profile_steps: Count = 0
     arms: tuple[str, ...] = ()
     timeout_s: float = Field(gt=0)
     typical_s: float | None = Field(default=None, gt=0)

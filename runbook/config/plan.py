@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from nsa.settings import DataSection
+from nsa.settings import Count, DataSection, Whole
 from nsa.toggles import meaning
 from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage, registry
@@ -52,11 +52,11 @@ class PlannedPhase(Record):
 
     kind: str = ""
     title: str = ""
-    steps: int = Field(default=0, ge=0)
-    least_steps: int = Field(default=1, ge=1)
+    steps: Count = 0
+    least_steps: Whole = 1
     dataset: str = "synthetic"
-    legs: int = Field(default=1, ge=1)
-    resume_steps: int = Field(default=0, ge=0)
+    legs: Whole = 1
+    resume_steps: Count = 0
     needs_go: bool = False
     checks: tuple[str, ...] = ()
     env: dict[str, Sourced] = Field(default_factory=dict)

@@ -17,10 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import (
-    ARMS_JSON,
-    CONFIG_VARIABLE,
-)
+from nsa.contract import ARMS_JSON, CONFIG_VARIABLE, RUN_DIR_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
 from runbook.folder import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
@@ -122,7 +119,8 @@ def build_command(
         launch = launch.model_copy(update={"argv": tuple(argv)})
     words = list(launch.words())
     if launch.kind == "pytest":
-        words += ["--junitxml", str(run_dir / JUNIT_XML)]
+        # pytest expands variables in this word: what the folder is called has to stand in one.
+        words += [f"--junitxml=${RUN_DIR_VARIABLE}/{JUNIT_XML}"]
     port = free_port() if words[0] == TORCHRUN and here else None
     return Command(argv=tuple(_executable(words, port)), env=launch.env, port=port, steps=steps)
 

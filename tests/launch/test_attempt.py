@@ -34,8 +34,9 @@ def test_pytest_is_completed_if_its_report_can_say_how(
     test = tmp_path / "test_one.py"
     test.write_text(body + "\n")
     launch = trainer("python", "-m", "pytest", "-q", str(test), kind="pytest", timeout_s=60)
-    result = run(launch, tmp_path)
-    junit = read_launch(tmp_path, launch, result).junit
+    root = tmp_path / "a $HOME 'of' runs"
+    result = run(launch, root)
+    junit = read_launch(root, launch, result).junit
     told = None if junit is None else [case.status for case in junit.cases]
     ends = (LaunchStatus.CRASHED, 0, None)  # before its report
     if "test_a" in body:

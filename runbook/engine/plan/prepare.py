@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _OF_THE_HUB = "fineweb_edu"
 _READ = (_OF_THE_HUB, "local")
+# More would be no rehearsal of anything, and more steps than a number of 32 bits can count.
+_MOST_STEPS_SCALE = 1000
 _HUB = "https://huggingface.co"
 _HUB_S, _BATCH_S, _READING_S = 10.0, 60.0, 150.0
 
@@ -218,8 +220,9 @@ def prepare(options: RunOptions) -> Setup:
     if phases is not None:
         options, wrong = _with_commits(options, phases)
         problems += wrong
-    if not options.steps_scale > 0:
-        problems.append(f"steps scale {options.steps_scale!r}: expected a number above 0")
+    if not 0 < options.steps_scale <= _MOST_STEPS_SCALE:
+        allowed = f"expected a number above 0, at most {_MOST_STEPS_SCALE}"
+        problems.append(f"--steps-scale {options.steps_scale:g}: {allowed}")
     if problems or profile is None or settings is None or phases is None:
         raise UsageError(problems)
     setup = Setup(
