@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import marshal
 import re
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,38 @@ _COMPUTING = ("torch", "numpy", "scipy", "pandas")
 _REQUIRED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def package_digest(folder: Path) -> str:
-    """SHA-256 over the names and bytes of a package's Python files, caches and the like left out.
+class _Looking(SourceFileLoader):
+    """Python's own way to the code of a module, without a cache written for it."""
 
-    The trainer says it of the package that it runs, the harness of the one that it meant.
+    def set_data(self, path: str, data: object, **_: object) -> None:
+        pass
+
+
+def other_code(path: Path) -> bytes:
+    """The code that Python runs for this module, where its cache is of another source; else b"".
+
+    A cache is taken for the source's by time and size, or unseen. Raises OSError.
+    """
+    loader = _Looking("", str(path))
+    try:
+        meant = loader.source_to_code(path.read_bytes(), str(path))
+        runs = loader.get_code("")
+    except (ImportError, SyntaxError, ValueError, EOFError, TypeError):
+        return b""  # whoever imports it is told
+    return b"" if runs == meant else marshal.dumps(runs)
+
+
+def package_digest(folder: Path) -> str:
+    """SHA-256 over the names and bytes of a package's Python files, and of other code run for them.
+
+    Caches that are of their sources, and files that are not Python, are left out. The trainer says
+    it of the package that it runs, the harness of the one that it meant.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
-        digest.update(content)
+        digest.update(content + other_code(path))
     return digest.hexdigest()
 
 

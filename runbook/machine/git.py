@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from nsa.contract import GIT_PLACES
+from nsa.contract.digests import other_code
 from runbook.process import ToolResult, run_tool
 
 _TIMEOUT_S = 30.0
@@ -154,8 +155,6 @@ _LFS = "version https://git-lfs"
 # What Python imports: a module of these suffixes stands beside, or before, a tracked one.
 _MODULES = (".py", ".pyc", ".so")
 _CACHE = "__pycache__"
-# In the header of a cached module: found by the source's hash, which is looked at or not.
-_BY_HASH, _LOOKS = 0b01, 0b10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,14 +256,12 @@ def _beside(checkout: Path, tracked: Mapping[str, object], shown: set[str]) -> I
 
 
 def _caches(checkout: Path, tracked: Mapping[str, object]) -> Iterator[Unseen]:
-    """Compiled modules that Python runs without a look at their source."""
+    """Modules that run as something else than their source says: their caches are of another."""
     for package in _packages(tracked):
-        for path in (checkout / package).rglob(f"{_CACHE}/*.pyc"):
-            content = path.read_bytes()
-            flags = int.from_bytes(content[4:8], "little")
-            if flags & _BY_HASH and not flags & _LOOKS:
+        for path in (checkout / package).rglob("*.py"):
+            if runs := other_code(path):
                 name = path.relative_to(checkout).as_posix()
-                yield _unseen(name, "runs whatever its source says", content)
+                yield _unseen(name, f"is run from a cache of another source in {_CACHE}", runs)
 
 
 def _unseen(name: str, why: str, content: bytes) -> Unseen:

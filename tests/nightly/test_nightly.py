@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
+import shutil
 import signal
 import subprocess
 import sys
@@ -195,9 +197,18 @@ def test_what_a_crash_left_is_made_again(repository: Path, run_dir: Path) -> Non
     commits.remove_checkouts(root)
 
 
-def test_the_digest_is_of_names_and_contents_of_python_files_only(tmp_path: Path) -> None:
+def test_the_digest_is_of_names_and_contents_of_python_files_and_of_what_runs(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.py").write_text("x")
     first = package_digest(tmp_path)
+    cache = py_compile.compile(str(tmp_path / "a.py"))
+    assert package_digest(tmp_path) == first
+    (other := tmp_path / "other").write_text("y")
+    shutil.copystat(tmp_path / "a.py", other)
+    py_compile.compile(str(other), cfile=cache)
+    assert package_digest(tmp_path) != first
+    shutil.rmtree(tmp_path / "__pycache__")
     (tmp_path / "note.txt").write_text("x")
     (tmp_path / "__pycache__").mkdir()
     (tmp_path / "__pycache__/a.pyc").write_text("x")
