@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +140,9 @@ def utc_text_ms() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def utc_stamp() -> str:
-    """Now as the names of folders have it: `20260131T120000Z`."""
-    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
+def utc_stamp(later_s: float = 0.0) -> str:
+    """Now, or so much later, as the names of folders have it: `20260131T120000Z`."""
+    return f"{datetime.now(UTC) + timedelta(seconds=later_s):%Y%m%dT%H%M%SZ}"
 
 
 def utc_seconds(text: str) -> float:

@@ -225,12 +225,16 @@ _TESTS_FAILED = 1
 def report_of(case: Case, launch: str) -> JUnitReport:
     """The JUnit file of a launch that ended by itself; raises where there is none.
 
-    pytest ends with 1 where tests failed, which the report tells better. One that was ended or
-    died is no evidence, even if the report of all its tests lies there already.
+    pytest ends with 1 where tests failed, which the report tells better, and has to tell. One that
+    was ended or died is no evidence, even if the report of all its tests lies there already.
     """
     found = case.launch(launch)
-    by_itself = found.result.ok or found.result.exit_code == _TESTS_FAILED
+    some_failed = found.result.exit_code == _TESTS_FAILED
+    by_itself = found.result.ok or some_failed
     if found.junit is not None and by_itself:
+        if some_failed and not broken_tests(found.junit.cases):
+            reason = f"{launch}: pytest ended with 1, and {found.junit.path} names no failed test"
+            raise invalid(Reason.NOT_PLAUSIBLE, reason, evidence=(found.junit.path,))
         return found.junit
     if found.junit is None and (by_itself or found.result.status is LaunchStatus.CRASHED):
         reason = f"{launch}: no readable JUnit file; {found.result.cause or 'no cause recorded'}"

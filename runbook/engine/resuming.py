@@ -132,11 +132,10 @@ def _refuse_if_changed(run_root: Path, record: RunRecord, journal: Journal) -> N
         kept = _finished_launches(told)
         cut_off = [key for key in told.begun if key[0] not in told.finished and key not in kept]
         changed = evidence_problems(run_root, told.records.values(), cut_off=cut_off)
-    elif path.is_file():
-        found = changed_files(run_root, read_manifest(path))
-        changed = [f"{name}: {text}" for name, text in found.items() if name not in reports]
     else:
-        changed = artifact_problems(run_root, record)
+        found = changed_files(run_root, read_manifest(path)) if path.is_file() else {}
+        changed = [f"{name}: {text}" for name, text in found.items() if name not in reports]
+        changed += artifact_problems(run_root, record)
     if changed:
         raise UsageError(
             f"{record.run_id} is not what it was when it ended: {listed(changed, 1)}",

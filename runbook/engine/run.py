@@ -25,8 +25,14 @@ from runbook.engine.plan.progress import Forecaster, pace_of_the_go
 from runbook.engine.starting import held_back, keep_aside, repeat
 from runbook.errors import RunbookError, UsageError
 from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc_stamp, utc_text
-from runbook.folder import EVENTS_FILE, RECORD_FILE, Journal
-from runbook.folder.manifest import artifact_records, load_record, write_manifest, write_record
+from runbook.folder import EVENTS_FILE, RECORD_FILE, Journal, run_folders
+from runbook.folder.manifest import (
+    RUN_ID,
+    artifact_records,
+    load_record,
+    write_manifest,
+    write_record,
+)
 from runbook.launch import stop_on_signals
 from runbook.launch.command import keep_config
 from runbook.launch.inputs import remove_checkouts
@@ -39,13 +45,16 @@ from runbook.records.run import PACKAGE_PATH, PROGRAM, TAKES_OUT, Screen
 
 _SHORT_SHA = 7
 _TRIES = 100
+# Machines that share a folder may differ by less than anybody needs between two runs.
+_CLOCKS_DIFFER_S = 60.0
 
 
 def create_run_folder(out: Path) -> Path:
     """Create `out/<UTC time>-<sha7>/` for the owner only and return it.
 
     `nogit` stands for the commit where there is none. A second run within the same second gets a
-    number behind. Raises `UsageError` if the folder cannot be made.
+    number behind. Raises `UsageError` if the folder cannot be made, or if a run there is of the
+    future: by their names it is known whether a NO-GO came after a GO.
     """
     checkout = git.find_checkout()
     sha = git.commit_of(checkout) if checkout else None
@@ -53,6 +62,12 @@ def create_run_folder(out: Path) -> Path:
     out = out.resolve()
     if why := not_text(str(out)):
         raise UsageError(f"--out {out}: its name {why}", hint="name another folder")
+    runs = [folder.name for folder in run_folders(out) if RUN_ID.fullmatch(folder.name)]
+    if runs and runs[-1] > utc_stamp(_CLOCKS_DIFFER_S):
+        raise UsageError(
+            f"--out {out}: its run {runs[-1]} is of the future, here it is {utc_stamp()}",
+            hint="set the clock of this machine right, or name another folder",
+        )
     try:
         if not out.is_dir():
             make_private_dir(out)

@@ -20,8 +20,8 @@ from runbook.config.registry import Judgement, PlanContext
 from runbook.engine.derive import derive_record
 from runbook.engine.starting import keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError
-from runbook.folder import EVENTS_FILE, Journal, read_events
-from runbook.folder.manifest import artifact_records, check_manifest, load_record
+from runbook.folder import EVENTS_FILE, Journal, read_events, run_folders
+from runbook.folder.manifest import artifact_records, check_manifest, load_record, write_manifest
 from runbook.machine.identity import identity
 from runbook.process.reaper import carriers
 from runbook.records import Outcome, Reason, Verdict
@@ -270,19 +270,38 @@ def test_a_phase_is_added_to_a_finished_run_and_the_verdict_is_over_all(tmp_path
     assert verify(folder, *phases).differences == ()
 
 
-@pytest.mark.parametrize("gone", [False, True])
+@pytest.mark.parametrize(
+    ("how", "word"),
+    [
+        ("gone", " and "),
+        ("changed", "baseline/run1/training.csv: changed"),
+        ("sealed anew", "baseline/run1/training.csv: differs from its digest in run.json"),
+    ],
+)
 def test_a_run_of_which_a_file_is_gone_or_changed_gets_no_new_manifest(
-    tmp_path: Path, gone: bool
+    tmp_path: Path, how: str, word: str
 ) -> None:
     phases = (Toy("baseline"), Toy("nvtx"))
     _, folder = run(tmp_path, phases[0], whole=phases)
     log = folder / "baseline/run1/training.csv"
-    shutil.rmtree(log.parent) if gone else log.write_text("step\n")
+    shutil.rmtree(log.parent) if how == "gone" else log.write_text("step\n")
+    if how == "sealed anew":
+        write_manifest(folder)
     left = digests(folder)
     with pytest.raises(UsageError, match="is not what it was when it ended") as told:
         resume(folder, *phases, added="nvtx")
-    assert (" and " if gone else "baseline/run1/training.csv: changed") in str(told.value)
+    assert word in str(told.value)
     assert digests(folder) == left
+
+
+def test_no_run_begins_beside_one_of_the_future(tmp_path: Path) -> None:
+    """By names it is known which of two runs is newer; a clock that went back spoils that."""
+    _, folder = run(tmp_path, Toy("baseline"))
+    folder.rename(tmp_path / "29991231T000000Z-nogit")
+    with pytest.raises(UsageError, match="29991231T000000Z-nogit is of the future") as told:
+        run(tmp_path, Toy("baseline"))
+    assert "set the clock" in told.value.hint
+    assert [one.name for one in run_folders(tmp_path)] == ["29991231T000000Z-nogit"]
 
 
 def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> None:
