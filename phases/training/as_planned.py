@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nsa.contract import INSTEAD, proof_text
+from nsa.settings import CONFIG_TOGGLES, OVERRIDES
 from nsa.toggles import TOGGLES, meaning
 from phases.kit.case import Case, once
 from phases.kit.finding import Finding, invalid, passed
@@ -30,17 +31,18 @@ def as_planned(case: Case, name: str) -> Finding:
     if other := other_checkpoint(launch, env):
         paths = (launch.path("env"),)
         return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
-    workload = _workload_problems(case, env)
+    workload, config = _workload_problems(case, env), _config_problems(launch, env)
     problems = [
         *_plan_problems(launch, env),
         *workload,
         *data_problems(launch, env),
+        *config,
         *_model_problems(case, env),
         *other_software(case, launch, env),
     ]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
-        topic = "workload" if problems == workload else ""
+        topic = "workload" if problems == workload else "other_config" if config else ""
         if other_folder(case, launch, env):
             topic = "two_folders"
         elif not launch.launch.commit and _other_digest(case, env.get("package") or {}):
@@ -102,6 +104,38 @@ def data_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
     said = [str(note) for note in env.get("notes") or () if asked in str(note)]
     why = f" ({said[0]})" if said else ""
     return [f"dataset: wanted {asked}, got {got}{why}"]
+
+
+def _config_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+    """A key of the config file, or of the plan's changes of it, that the trainer did not take.
+
+    Flags and toggles go over the file, and are asked about elsewhere. The schedule of the learning
+    rate is as long as the file says, or as what the launch was told to train.
+    """
+    if launch.config is None:
+        return []
+    told = launch.launch
+    meant = {
+        f"{section}.{key}": value
+        for section, values in launch.config.items()
+        for key, value in (values if isinstance(values, Mapping) else {}).items()
+    } | told.config_overrides
+    over = {key for name, key in CONFIG_TOGGLES.items() if name in told.env}
+    over |= {key for key, (flag, *_) in OVERRIDES.items() if option(told.argv, flag)}
+    config = env.get("config") or {}
+    problems = []
+    for name, value in meant.items():
+        section, _, key = name.partition(".")
+        got = (config.get(section) or {}).get(key)
+        if name not in over and got != value:
+            problems.append(f"{name}: the config says {value}, it trained with {got}")
+    effective = env.get("effective") or {}
+    run_steps = int(option(told.argv, "--run-steps") or 0)
+    lengths = meant.get("train.steps"), run_steps, effective.get("steps")
+    wanted = max(steps for steps in lengths if isinstance(steps, int))
+    if effective.get("schedule_steps") != wanted:
+        problems.append(f"schedule: wanted {wanted} steps, got {effective.get('schedule_steps')}")
+    return problems
 
 
 def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:

@@ -95,7 +95,7 @@ def doubt(run_root: Path, record: RunRecord) -> str:
 def _contradiction(run_root: Path, record: RunRecord) -> str:
     path = run_root / EVENTS_FILE
     if not path.is_file():
-        return ""
+        return f"lies without the {EVENTS_FILE} that its {MANIFEST_FILE} lists"
     try:
         given = derive_record(read_events(path)[0]).verdict
     except RunbookError as error:

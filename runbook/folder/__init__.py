@@ -11,6 +11,7 @@ until the run ends, which tells a run that goes on; a look at one costs no time.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shlex
@@ -57,6 +58,16 @@ ANOMALY_TYPE = ".anomaly_type"
 
 Event = Mapping[str, Any]
 RUNNING = "RUNNING"
+
+
+def config_copy(run_root: Path, name: str) -> Path:
+    """Where a run keeps its copy of a trainer config.
+
+    Two configs of one name in different folders have two copies.
+    """
+    path = Path(name)
+    folder = hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]
+    return run_root / CONFIGS_FOLDER / folder / path.name
 
 
 def run_folders(out: Path) -> list[Path]:

@@ -5,7 +5,6 @@ The one builder of torchrun's commands: on this machine, as typed, and over seve
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE, RUN_DIR_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
-from runbook.folder import CONFIG_YAML, CONFIGS_FOLDER, JUNIT_XML, OWN_FOLDER
+from runbook.folder import CONFIG_YAML, JUNIT_XML, OWN_FOLDER, config_copy
 from runbook.launch.foreign import own_words
 from runbook.launch.inputs import folder_of
 from runbook.records import Launch
@@ -110,7 +109,7 @@ def build_command(
         steps = launch.retry_steps
         argv = with_option(launch.argv, "--steps", str(steps))
         launch = launch.model_copy(update={"argv": tuple(argv)})
-    kept = kept_config(run_root, _named_config(launch)) if run_root else None
+    kept = kept_config(run_root, launch.named_config) if run_root else None
     launch = _with_config(launch, str(kept)) if kept else completed(launch, must_exist=True)
     launch = _with_files(launch, run_dir) if launch.kind == "trainer" else launch
     if launch.resumes:
@@ -146,7 +145,7 @@ def completed(launch: Launch, *, must_exist: bool = False) -> Launch:
     """
     if launch.kind == "pytest":
         return launch.model_copy(update={"argv": (*launch.argv, *_pytest_options())})
-    named = _named_config(launch)
+    named = launch.named_config
     try:
         path = resolve_config(named) if named else None
     except RunbookError:
@@ -160,10 +159,6 @@ def completed(launch: Launch, *, must_exist: bool = False) -> Launch:
     return _with_config(launch, str(path))
 
 
-def _named_config(launch: Launch) -> str:
-    return option(launch.argv, CONFIG_FLAG) or launch.env.get(CONFIG_VARIABLE) or launch.config
-
-
 def _with_config(launch: Launch, path: str) -> Launch:
     if option(launch.argv, CONFIG_FLAG):
         argv = with_option(launch.argv, CONFIG_FLAG, path)
@@ -175,7 +170,7 @@ def _with_config(launch: Launch, path: str) -> Launch:
 
 def _with_files(launch: Launch, run_dir: Path) -> Launch:
     """The same experiment with its changed config and its arms in files, which are kept."""
-    named = _named_config(launch)
+    named = launch.named_config
     if named and launch.config_overrides:
         path = _write_effective(Path(named), launch.config_overrides, run_dir / CONFIG_YAML)
         launch = _with_config(launch, str(path)).model_copy(update={"config_overrides": {}})
@@ -252,7 +247,7 @@ def keep_config(run_root: Path, name: str) -> None:
         content = resolve_config(name).read_bytes()
     except RunbookError:
         return
-    copy = _copy_of(run_root, name)
+    copy = config_copy(run_root, name)
     if not copy.parent.is_dir():
         make_private_dir(copy.parent)
     copy.write_bytes(content)
@@ -260,15 +255,8 @@ def keep_config(run_root: Path, name: str) -> None:
 
 def kept_config(run_root: Path, name: str) -> Path | None:
     """The run's own copy of the config of this name; None if it has none."""
-    copy = _copy_of(run_root, name)
+    copy = config_copy(run_root, name)
     return copy.resolve() if name and copy.is_file() else None
-
-
-def _copy_of(run_root: Path, name: str) -> Path:
-    """Two configs of one name in different folders have two copies."""
-    path = Path(name)
-    folder = hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]
-    return run_root / CONFIGS_FOLDER / folder / path.name
 
 
 def resolve_config(name: str) -> Path:

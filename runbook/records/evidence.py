@@ -152,7 +152,8 @@ class LaunchEvidence:
     Of a trainer of one's own, `training` is its log, `ranks` when that grew, `processes` its
     processes with their memory, and `last_steps` what ranks with heartbeats of their own told.
     `aside` are its earlier starts. `files` has path and digest of each file that is there, by the
-    name of its field, `console` and `trace`.
+    name of its field, `console` and `trace`. `config` is what its config file says, by the run's
+    own copy, without what the plan changes in it.
     """
 
     launch: Launch
@@ -163,6 +164,7 @@ class LaunchEvidence:
     val: pd.DataFrame | None = None
     ranks: tuple[RankLog, ...] = ()
     env: Mapping[str, Any] | None = None
+    config: Mapping[str, Any] | None = None
     audit: Mapping[str, Any] | None = None
     profile: Mapping[str, Any] | None = None
     ceilings: Mapping[str, Any] | None = None

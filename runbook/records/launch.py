@@ -140,6 +140,11 @@ class Launch(Record):
         return f"{self.phase}/{self.name}"
 
     @property
+    def named_config(self) -> str:
+        """The trainer config that the command names; empty if it names none."""
+        return option(self.argv, CONFIG_FLAG) or self.env.get(CONFIG_VARIABLE) or self.config
+
+    @property
     def has_ranks(self) -> bool:
         """True if every rank of it writes heartbeats, by which it is watched and its end told."""
         return self.kind in ("trainer", "ceilings")

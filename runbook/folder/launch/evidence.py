@@ -8,6 +8,8 @@ from typing import Any
 
 from nsa import contract
 from nsa.contract.digests import sha256_of
+from nsa.strict_yaml import load_strict
+from runbook.files import read_given
 from runbook.folder import (
     CHECKOUT_JSON,
     CONSOLE_LOG,
@@ -20,6 +22,7 @@ from runbook.folder import (
     LOAD_JSON,
     PROCESSES_CSV,
     RESOURCES_CSV,
+    config_copy,
 )
 from runbook.folder.launch import heartbeat_files
 from runbook.folder.launch.documents import (
@@ -137,6 +140,7 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         files=files,
         ranks=ranks,
         junit=read_junit(folder / JUNIT_XML, name=junit, problems=problems),
+        config=_read_config(run_root, launch),
         aside=_read_aside(run_root, launch, problems),
         halted=(folder / contract.HALT_FILE).exists() or result.status is LaunchStatus.HALTED,
         problems=tuple(problems),
@@ -151,6 +155,18 @@ def _read_log(
         return read_own_log(folder, launch.own, ranks=launch.nproc, relative_to=run_root)
     path = folder / contract.TRAINING_CSV
     return (read_training_csv(path, relative_to=run_root) if path.is_file() else None), ()
+
+
+def _read_config(run_root: Path, launch: Launch) -> dict[str, Any] | None:
+    """None where the run has no copy that says something: the trainer was refused by it, too."""
+    path = config_copy(run_root, launch.named_config)
+    if not (launch.named_config and path.is_file()):
+        return None
+    try:
+        document, _ = load_strict(read_given(path).decode("utf-8", "replace"))
+    except OSError:
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _read_ranks(
