@@ -75,6 +75,8 @@ def _permit(record: RunRecord) -> Permit:
         return Permit(says="Do not start the production run.")
     if record.verdict is Verdict.PARTIAL:
         return Permit(says="This is no GO yet: other required checks have not run.")
+    if record.verdict is Verdict.INCOMPLETE and record.interrupted and record.options.get("plan"):
+        return Permit(says="Stopped before its end: nothing is decided, and it can go on.")
     if record.verdict is Verdict.INCOMPLETE:
         other = [e for p in record.phases for e in p.launches if e.launch.own and e.result.ok]
         trained = other or any(phase.ran for phase in record.phases)

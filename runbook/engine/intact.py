@@ -32,7 +32,7 @@ from runbook.folder import (
 )
 from runbook.folder.facts import differences, read_facts, redact_variables, shown_fact
 from runbook.folder.launch.documents import read_json_object
-from runbook.folder.manifest import files_by_name, record_is_changed
+from runbook.folder.manifest import files_by_name, read_manifest, record_is_changed
 from runbook.records import LaunchEntry, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.measurement import json_ready
 
@@ -95,7 +95,8 @@ def doubt(run_root: Path, record: RunRecord) -> str:
 def _contradiction(run_root: Path, record: RunRecord) -> str:
     path = run_root / EVENTS_FILE
     if not path.is_file():
-        return f"lies without the {EVENTS_FILE} that its {MANIFEST_FILE} lists"
+        gone = EVENTS_FILE in read_manifest(run_root / MANIFEST_FILE)
+        return f"lies without the {EVENTS_FILE} that its {MANIFEST_FILE} lists" if gone else ""
     try:
         given = derive_record(read_events(path)[0]).verdict
     except RunbookError as error:

@@ -99,8 +99,8 @@ def _of_run(folder: Path, floor: float | None) -> Target:
         )
     raise UsageError(
         f"no training launch of {folder} failed",
-        hint=f"runbook report {shlex.quote(str(folder))} says what did not pass; a launch's "
-        "directory can be named, too",
+        hint=f"runbook report {shlex.quote(str(folder))} says what passed and what did not; a "
+        "launch's directory can be named, too",
     )
 
 

@@ -56,8 +56,19 @@ LIST = "MANIFEST.sha256"
             "is another file than its MANIFEST",
         ),
         (damaged, "run.json", "line 2 is damaged or out of order"),
+        (
+            lambda run: (run / "events.jsonl").unlink(),
+            "events.jsonl",
+            "lies without the events.jsonl that its MANIFEST.sha256 lists",
+        ),
     ],
-    ids=["edited, with a manifest made anew", "no manifest", "no digests", "damaged journal"],
+    ids=[
+        "edited, with a manifest made anew",
+        "no manifest",
+        "no digests",
+        "damaged journal",
+        "no journal",
+    ],  # fmt: skip
 )
 def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     folder: Path, spoil: Callable[[Path], object], named: str, why: str

@@ -89,6 +89,17 @@ def test_a_run_that_requires_nothing_says_so(fmt: str) -> None:
     assert "requires nothing" in derive.render(record, fmt)
 
 
+def test_a_launch_that_was_stopped_is_not_forbidden_to_go_on() -> None:
+    ended = {"verdict": Verdict.INCOMPLETE, "interrupted": True}
+    stopped = go().model_copy(update={**ended, "options": {**go().options, "plan": "production"}})
+    assert "it can go on" in derive.render(stopped, "md")
+    for record in (
+        stopped.model_copy(update={"interrupted": False}),
+        go().model_copy(update=ended),
+    ):
+        assert "Do not start the production run" in derive.render(record, "md")
+
+
 @pytest.mark.parametrize("fmt", ["md", "details", "html", "junit", "terminal"])
 def test_a_run_that_never_ended_is_called_unfinished(fmt: str) -> None:
     dead = go().model_copy(update={"finished_at": None, "verdict": Verdict.INCOMPLETE})
