@@ -58,7 +58,7 @@ LIST = "MANIFEST.sha256"
         (damaged, "run.json", "line 2 is damaged or out of order"),
         (
             lambda run: (run / "events.jsonl").unlink(),
-            "events.jsonl",
+            "run.json",
             "lies without the events.jsonl that its MANIFEST.sha256 lists",
         ),
     ],
@@ -68,7 +68,7 @@ LIST = "MANIFEST.sha256"
         "no digests",
         "damaged journal",
         "no journal",
-    ],  # fmt: skip
+    ],
 )
 def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     folder: Path, spoil: Callable[[Path], object], named: str, why: str
