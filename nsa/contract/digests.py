@@ -10,7 +10,9 @@ import hashlib
 import json
 import marshal
 import re
+from functools import lru_cache
 from importlib.machinery import SourceFileLoader
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +35,18 @@ def other_code(path: Path) -> bytes:
 
     A cache is taken for the source's by time and size, or unseen. Raises OSError.
     """
+    cache = Path(cache_from_source(str(path)))
+    if not cache.is_file():
+        return b""
+    return _other_code(path, path.read_bytes(), path.stat().st_mtime_ns, cache.read_bytes())
+
+
+@lru_cache(maxsize=2048)
+def _other_code(path: Path, source: bytes, _of: int, _cache: bytes) -> bytes:
+    """Asked once for each source of a time and each cache: compiling a package takes a while."""
     loader = _Looking("", str(path))
     try:
-        meant = loader.source_to_code(path.read_bytes(), str(path))
-        runs = loader.get_code("")
+        meant, runs = loader.source_to_code(source, str(path)), loader.get_code("")
     except (ImportError, SyntaxError, ValueError, EOFError, TypeError):
         return b""  # whoever imports it is told
     return b"" if runs == meant else marshal.dumps(runs)
