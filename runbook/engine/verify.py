@@ -148,8 +148,8 @@ def verify_run(
     digest = sha256_of(run_root / RECORD_FILE)
     if not digest.startswith(fingerprint.lower()):
         is_one, asked = map(manifest.shown_fingerprint, (digest, fingerprint))
-        text = f"fingerprint {is_one}, asked for {asked}: that is another run, this one before it"
-        differences.append(f"{RECORD_FILE}: {text} went on, or the record was changed since")
+        text = "that is another run, this one before it went on, or the record was changed since"
+        differences.append(f"{RECORD_FILE}: fingerprint {is_one}, asked for {asked}: {text}")
     differences += folder_problems(run_root, record)
     differences += intact.journal_problems(run_root, record)
     try:

@@ -70,6 +70,12 @@ def config_copy(run_root: Path, name: str) -> Path:
     return run_root / CONFIGS_FOLDER / folder / path.name
 
 
+def kept_config(run_root: Path, name: str) -> Path | None:
+    """The run's own copy of the config of this name; None if it has none."""
+    copy = config_copy(run_root, name)
+    return copy.resolve() if name and copy.is_file() else None
+
+
 def run_folders(out: Path) -> list[Path]:
     """The folders of `out` that hold a run or what is left of one, oldest first.
 

@@ -19,7 +19,7 @@ from typing import Any
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE, RUN_DIR_VARIABLE
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir
-from runbook.folder import CONFIG_YAML, JUNIT_XML, OWN_FOLDER, config_copy
+from runbook.folder import CONFIG_YAML, JUNIT_XML, OWN_FOLDER, config_copy, kept_config
 from runbook.launch.foreign import own_words
 from runbook.launch.inputs import folder_of
 from runbook.records import Launch
@@ -251,12 +251,6 @@ def keep_config(run_root: Path, name: str) -> None:
     if not copy.parent.is_dir():
         make_private_dir(copy.parent)
     copy.write_bytes(content)
-
-
-def kept_config(run_root: Path, name: str) -> Path | None:
-    """The run's own copy of the config of this name; None if it has none."""
-    copy = config_copy(run_root, name)
-    return copy.resolve() if name and copy.is_file() else None
 
 
 def resolve_config(name: str) -> Path:

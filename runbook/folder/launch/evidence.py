@@ -22,7 +22,7 @@ from runbook.folder import (
     LOAD_JSON,
     PROCESSES_CSV,
     RESOURCES_CSV,
-    config_copy,
+    kept_config,
 )
 from runbook.folder.launch import heartbeat_files
 from runbook.folder.launch.documents import (
@@ -159,8 +159,8 @@ def _read_log(
 
 def _read_config(run_root: Path, launch: Launch) -> dict[str, Any] | None:
     """None where the run has no copy that says something: the trainer was refused by it, too."""
-    path = config_copy(run_root, launch.named_config)
-    if not (launch.named_config and path.is_file()):
+    path = kept_config(run_root, launch.named_config)
+    if path is None:
         return None
     try:
         document, _ = load_strict(read_given(path).decode("utf-8", "replace"))
