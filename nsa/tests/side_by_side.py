@@ -3,7 +3,8 @@
 A plugin (`-p nsa.tests.side_by_side`). The second process is a fork that is made once all tests are
 collected. A module belongs to the process that takes it first, so its fixtures are made once. What
 the fork reports is reported here when both are done: output, JUnit file and exit code are those of
-one process. Without a second processor pytest's own loop runs.
+one process. Without a second processor pytest's own loop runs, and where there is a GPU: asking for
+its name is enough for CUDA to refuse a fork.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     modules = [list(items) for _, items in groupby(session.items, key=lambda item: item.path)]
     # The longest first, by what there is to read, so that both processes end at about one time.
     modules.sort(key=lambda items: -items[0].path.stat().st_size)
-    alone = len(os.sched_getaffinity(0)) < 2 or torch.cuda.is_initialized()
+    alone = len(os.sched_getaffinity(0)) < 2 or torch.cuda.is_available()
     if len(modules) < 2 or alone or session.testsfailed or session.config.option.collectonly:
         return None
     tickets, printer = os.pipe()

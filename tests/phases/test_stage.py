@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -336,9 +337,31 @@ def run(folder: Path, *, first: str = "", second: str = "") -> subprocess.Comple
         (folder / f"test_{name}.py").write_text(text)
     options = ["-c", "/dev/null", "-p", "no:cacheprovider", "-p", "nsa.tests.side_by_side"]
     command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={folder}/junit.xml"]
+    # Where there is a GPU there is one process.
+    hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
-        [*command, str(folder)], capture_output=True, text=True, timeout=240, check=False
+        [*command, str(folder)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=hidden,
     )
+
+
+@pytest.mark.gpu
+def test_where_there_is_a_gpu_no_test_runs_in_a_fork(tmp_path: Path) -> None:
+    """A process that asked whether there is one cannot use it in a fork."""
+    for name in ("a", "b"):
+        asks = "import torch\n\nTHERE = torch.cuda.is_available()\n\n\n"
+        works = (
+            f"def test_{name}():\n    assert THERE and torch.ones(2, device='cuda').sum() == 2\n"
+        )
+        (tmp_path / f"test_{name}.py").write_text(asks + works)
+    options = ["-c", "/dev/null", "-p", "no:cacheprovider", "-p", "nsa.tests.side_by_side"]
+    command = [sys.executable, "-m", "pytest", "-q", *options, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 def test_two_processes_report_as_one(tmp_path: Path) -> None:

@@ -143,8 +143,8 @@ class Shadow:
             ):
                 off = (own != ranks.tensor_of_rank0(own)).double()
                 found = ranks.sum(none.index_add(0, of, off).tolist())
-                apart = [named[id(p)] for p, n in zip(sample.parameters, found, strict=True) if n]
-                if apart:
+                off_by = {id(p): n for p, n in zip(sample.parameters, found, strict=True)}
+                if apart := [name for one, name in named.items() if off_by.get(one)]:
                     count = f"{len(apart)} of {len(found)} parameters"
                     return f"seen first in step {step}: the {what} of {count}, first {apart[0]}"
         return "since the last update"

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 from torch.optim import Optimizer
 
 from nsa.attention.selection import full_float32
@@ -30,8 +32,8 @@ from nsa.step.engine import Engine
 BETAS, EPS = (0.9, 0.95), 1e-8
 # Whole numbers of so many bytes.
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Elements that are widened to float64 at a time.
-_AT_ONCE = 1 << 20
+# Elements that are looked at together, and of these those that are widened to float64 at a time.
+_TOGETHER, _WIDENED = 1 << 24, 1 << 22
 # Of each piece so many elements, at places that the run's token draws; so many sums of each
 # parameter, too.
 SAMPLED = 16
@@ -57,7 +59,7 @@ class State:
 class Begun:
     """What was noted before clipping, still on the device. `scale`: the loss was scaled by it.
 
-    gradient: of the sample [N], then its `Sums` [P * SAMPLED].
+    gradient: of the sample [N], then its sums [P * SAMPLED].
     """
 
     state: State
@@ -84,31 +86,79 @@ class Seen:
     sizes: Tensor
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Alike:
+    """Parameters of one shape, looked at together.
+
+    A large GPU waits for a host that looks at one after the other: some hundred parameters took it
+    longer than the step itself. places: of each the numbers of the sampled elements [n, K]. rows,
+    columns: random signs [n, SAMPLED, R] and [n, SAMPLED, C]; an element's sign in a sum is its
+    row's times its column's. A vector has one column.
+    """
+
+    numbers: slice
+    places: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    @torch.no_grad()
+    def of(self, tensors: Sequence[Tensor | None]) -> Tensor:
+        """A tensor for each parameter as one [n, R, C]; 0 where there is none."""
+        own = tensors[self.numbers]
+        shape = (len(own), self.rows.shape[2], self.columns.shape[2])
+        there = next((tensor for tensor in own if tensor is not None), None)
+        if there is None:
+            return self.rows.new_zeros(()).expand(shape)
+        if len(own) == 1:
+            return there.reshape(shape)
+        all_there = [torch.zeros_like(there) if tensor is None else tensor for tensor in own]
+        return torch.stack(all_there).reshape(shape)
+
+    def elements(self, x: Tensor) -> Tensor:
+        """The sampled ones of x [n, R, C], as a vector."""
+        return x.flatten(1).gather(1, self.places).flatten()
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Sums of x [n, R, C] in float32 [n, SAMPLED]."""
+        with full_float32():
+            return (self.rows @ x * self.columns).sum(2) / math.sqrt(x[0].numel())
+
+    def exact(self, x: Tensor) -> Tensor:
+        """The same in float64."""
+        size = max(1, _WIDENED // x[:, 0].numel())
+        total = torch.zeros(self.columns.shape, dtype=torch.float64, device=x.device)
+        for signs, part in zip(
+            torch.split(self.rows, size, 2), torch.split(x, size, 1), strict=True
+        ):
+            total.baddbmm_(signs.double(), part.double())
+        return (total * self.columns).sum(2) / math.sqrt(x[0].numel())
+
+
 class Sample:
-    """The parameters of an engine's model, and what is noted of them.
+    """The parameters of an engine's model, those of one shape side by side, and what is noted.
 
     owner: of each sampled element, the number of its parameter [N]; owners: and of each sum.
     """
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
-        self.parameters, self._places = _places(engine, seed)
-        counts = torch.tensor([len(places) for places in self._places])
+        places = dict(sorted(_places(engine, seed).items(), key=lambda item: item[0].shape))
+        self.parameters = list(places)
+        self._groups = list(_groups(places, seed))
+        counts = torch.tensor([len(found) for found in places.values()])
         each = torch.arange(len(counts))
         self.owner = torch.repeat_interleave(each, counts)
         self.owners = torch.cat((self.owner, each.repeat_interleave(SAMPLED)))
-        self._sums = Sums(self.parameters, count=SAMPLED, seed=seed)
 
     def begun(self) -> Begun:
         """A step has its gradient, before it is clipped."""
         grads = [p.grad for p in self.parameters]
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in grads if g is not None]
+        norms = [vector_norm(x, dim=(1, 2), dtype=torch.float64) for _, x in self._each(grads)]
         scaler = self._engine.scaler
-        norms = norms or [torch.zeros((), dtype=torch.float64)]
         return Begun(
             state=self.state(),
             gradient=self.gradient(grads),
-            norm=torch.linalg.vector_norm(torch.stack(norms)),
+            norm=vector_norm(torch.cat(norms)),
             scale=float(scaler.get_scale()) if scaler.is_enabled() else 1.0,
             has_gradient=[g is not None for g in grads],
         )
@@ -116,47 +166,46 @@ class Sample:
     def seen(self, begun: Begun, norm: Tensor) -> Seen:
         """Its update is over; `norm`: as the trainer tells it."""
         sums, sizes = [], []
-        for number, (parameter, entry) in enumerate(
-            zip(self.parameters, self._entries(), strict=True)
-        ):
-            way = way_of(parameter, entry)
-            sums.append(self._sums.exact(number, way))
-            sizes.append(torch.stack([whole_rms(way), whole_rms(parameter.detach())]))
+        weights, first, second = self.weights_and_moments()
+        counts = at_least_one(self._counts().to(self._engine.device))
+        for group in self._groups:
+            way = way_of(group.of(first), group.of(second), counts[group.numbers])
+            sums.append(group.exact(way))
+            sizes.append(torch.stack([whole_rms(way), whole_rms(group.of(weights))], 1))
         return Seen(
             begun=begun,
             state=self.state(),
-            way=torch.stack(sums),
-            sizes=torch.stack(sizes),
+            way=torch.cat(sums),
+            sizes=torch.cat(sizes),
             norm=norm.detach().clone(),
         )
 
     def state(self) -> State:
         """Weights and moments as they are now."""
-        entries = self._entries()
-        # The fused kernel counts on the device, the others on the host.
-        none = torch.zeros((), device=next((e["step"].device for e in entries if e), None))
-        counts = [e["step"] if e else none for e in entries]
-        sums = [self._sums.exact(n, p.detach()) for n, p in enumerate(self.parameters)]
+        values, found, sums = [], [], []
+        for kind, tensors in enumerate(self.weights_and_moments()):
+            for group, x in self._each(tensors):
+                values.append(group.elements(x))
+                found.append(bits(x))
+                sums += [] if kind else [group.exact(x)]
         return State(
-            values=torch.stack([self.elements(tensors) for tensors in self.weights_and_moments()]),
-            bits=self.all_bits(),
-            counts=torch.stack(counts),
-            sums=torch.stack(sums),
+            values=torch.cat(values).view(3, -1),
+            bits=torch.cat(found).view(3, -1),
+            counts=self._counts(),
+            sums=torch.cat(sums),
         )
 
     def gradient(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The sampled elements of a tensor for each parameter, and its sums."""
-        return torch.cat((self.elements(tensors), self._sums.of(tensors)))
+        elements, sums = [], []
+        for group, x in self._each(tensors):
+            elements.append(group.elements(x))
+            sums.append(group.sums(x).flatten())
+        return torch.cat(elements + sums)
 
     def elements(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """The sampled elements of a tensor for each parameter; 0 where there is none."""
-        taken = [
-            torch.zeros(len(places), device=places.device)
-            if tensor is None
-            else tensor.reshape(-1).index_select(0, places)
-            for tensor, places in zip(tensors, self._places, strict=True)
-        ]
-        return torch.cat(taken)
+        return torch.cat([group.elements(x) for group, x in self._each(tensors)])
 
     def all_bits(self) -> Tensor:
         """Of weights and moments [3, P]."""
@@ -164,7 +213,7 @@ class Sample:
 
     def bits(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Of a tensor for each parameter [P]."""
-        return bits(tensors, self._engine.device)
+        return torch.cat([bits(x) for _, x in self._each(tensors)])
 
     def weights_and_moments(self) -> Iterator[Sequence[Tensor | None]]:
         """The weights, then each kind of moment, which there are none of before an update."""
@@ -172,12 +221,23 @@ class Sample:
         yield [p.detach() for p in self.parameters]
         yield from ([e.get(name) for e in entries] for name in ("exp_avg", "exp_avg_sq"))
 
+    def _each(self, tensors: Sequence[Tensor | None]) -> Iterator[tuple[_Alike, Tensor]]:
+        """One group after the other, which is all that is held at a time."""
+        return ((group, group.of(tensors)) for group in self._groups)
+
+    def _counts(self) -> Tensor:
+        """The updates that each parameter had [P]."""
+        entries = self._entries()
+        # The fused kernel counts on the device, the others on the host.
+        none = torch.zeros((), device=next((e["step"].device for e in entries if e), None))
+        return torch.stack([e["step"] if e else none for e in entries])
+
     def _entries(self) -> list[dict[str, Tensor]]:
         """What the optimizer keeps of each parameter; nothing before its first update."""
         return [self._engine.optimizer.state.get(p, {}) for p in self.parameters]
 
 
-def _places(engine: Engine, seed: int) -> tuple[list[nn.Parameter], list[Tensor]]:
+def _places(engine: Engine, seed: int) -> dict[nn.Parameter, Tensor]:
     """The parameters, and of each the numbers of the sampled elements, on the device."""
     generator = torch.Generator().manual_seed(seed)
     found: dict[nn.Parameter, list[Tensor]] = {}
@@ -188,83 +248,60 @@ def _places(engine: Engine, seed: int) -> tuple[list[nn.Parameter], list[Tensor]
         numel = piece.of(piece.parameter).numel()
         drawn = torch.randint(0, numel, (SAMPLED,), generator=generator)
         found.setdefault(piece.parameter, []).append(drawn + (piece.rows.start or 0) * width)
-    return list(found), [torch.cat(places).to(engine.device) for places in found.values()]
+    return {p: torch.cat(places).to(engine.device) for p, places in found.items()}
 
 
-class Sums:
-    """`count` sums of each parameter's gradient; an element's sign is its row's times its column's.
+def _groups(places: Mapping[nn.Parameter, Tensor], seed: int) -> Iterator[_Alike]:
+    """Neighbors of one shape, of so many elements at most, with their signs."""
+    generator = torch.Generator().manual_seed(seed)
 
-    The signs are drawn by `seed`. A vector has one column.
-    """
+    def drawn(like: Tensor, *sizes: int) -> Tensor:
+        signs = torch.randint(2, sizes, generator=generator) * 2 - 1
+        return signs.to(device=like.device, dtype=like.dtype)
 
-    def __init__(self, parameters: Sequence[nn.Parameter], *, count: int, seed: int) -> None:
-        self._count = count
-        generator = torch.Generator().manual_seed(seed)
-
-        def drawn(size: int, like: Tensor) -> Tensor:
-            signs = torch.randint(2, (count, size), generator=generator) * 2 - 1
-            return signs.to(device=like.device, dtype=like.dtype)
-
-        self._signs = [(drawn(len(p), p), drawn(p[0].numel(), p)) for p in parameters]
-
-    def of(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """The sums [P * count] of a gradient for each parameter; 0 where there is none."""
-        with full_float32():
-            return torch.cat(
-                [
-                    rows.new_zeros(self._count)
-                    if gradient is None
-                    else (rows @ gradient.reshape(rows.shape[1], -1) * columns).sum(1)
-                    / math.sqrt(gradient.numel())
-                    for gradient, (rows, columns) in zip(gradients, self._signs, strict=True)
-                ]
+    begin = 0
+    for _, alike in groupby(places, key=lambda p: (p.shape, len(places[p]))):
+        of_one_shape = list(alike)
+        most = max(1, _TOGETHER // of_one_shape[0].numel())
+        for start in range(0, len(of_one_shape), most):
+            own = of_one_shape[start : start + most]
+            yield _Alike(
+                numbers=slice(begin, begin + len(own)),
+                places=torch.stack([places[p] for p in own]),
+                rows=drawn(own[0], len(own), SAMPLED, len(own[0])),
+                columns=drawn(own[0], len(own), SAMPLED, own[0][0].numel()),
             )
-
-    def exact(self, number: int, tensor: Tensor) -> Tensor:
-        """The same of a tensor for the parameter of this number, in float64 [count]."""
-        rows, columns = self._signs[number]
-        matrix = tensor.reshape(rows.shape[1], -1)
-        size = max(1, _AT_ONCE // matrix.shape[1])
-        total = torch.zeros(columns.shape, dtype=torch.float64, device=tensor.device)
-        for signs, part in zip(torch.split(rows, size, 1), torch.split(matrix, size), strict=True):
-            total += signs.double() @ part.double()
-        return (total * columns).sum(1) / math.sqrt(tensor.numel())
+            begin += len(own)
 
 
-def bits(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
-    """A whole number [n] of all bits of each tensor; 0 where there is none. All are on `device`.
+def bits(x: Tensor) -> Tensor:
+    """A whole number [n] of all bits of each x [n, R, C]: of sums of rows and of columns.
 
-    Exact: another bit in one element gives another number, and so do two that change places.
+    Exact: another bit in one element gives another number, and so do two that change places. Each
+    sum counts times its place, modulo 2^64.
     """
-    none = torch.zeros((), dtype=torch.int64, device=device)
-    return torch.stack([none if tensor is None else _bits(tensor) for tensor in tensors])
-
-
-def _bits(tensor: Tensor) -> Tensor:
-    """Sums of rows and of columns as whole numbers, each times its place, modulo 2^64."""
-    whole = tensor.detach().view(_WHOLE[tensor.element_size()])
-    grid = whole.reshape(-1, whole.shape[-1] if whole.dim() else 1)
-    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
-    for dim, factor in ((1, 1), (0, 1_000_003)):
-        sums = grid.sum(dim, dtype=torch.int64)
-        total = total + factor * (sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum()
+    whole = x.view(_WHOLE[x.element_size()])
+    total = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    for dim, factor in ((2, 1), (1, 1_000_003)):
+        sums = whole.sum(dim, dtype=torch.int64)
+        place = torch.arange(1, sums.shape[1] + 1, device=x.device)
+        total = total + factor * (sums * place).sum(1)
     return total
 
 
-def way_of(parameter: Tensor, entry: Mapping[str, Tensor]) -> Tensor:
-    """What the optimizer's moments make of a parameter, but for the rate; 0 without moments."""
-    if not entry:
-        return torch.zeros_like(parameter)
-    left = 1 - BETAS[1] ** at_least_one(entry["step"].to(parameter.device))
-    root = entry["exp_avg_sq"].sqrt().div_(left.sqrt()).add_(EPS)
-    way: Tensor = entry["exp_avg"] / root
-    return way
+def way_of(first: Tensor, second: Tensor, counts: Tensor) -> Tensor:
+    """What the moments [n, R, C] make of parameters, but for the rate; 0 without moments.
+
+    counts: the updates of each [n], one at least.
+    """
+    left = (1 - BETAS[1] ** counts).sqrt()[:, None, None].to(second.dtype)
+    return first / (second.sqrt() / left + EPS)
 
 
 def whole_rms(x: Tensor) -> Tensor:
-    """Root mean square of all elements, in float64."""
-    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
-    return norm / math.sqrt(x.numel())
+    """Root mean square [n] of all elements of each x [n, R, C], in float64."""
+    norm: Tensor = vector_norm(x, dim=(1, 2), dtype=torch.float64)
+    return norm / math.sqrt(x[0].numel())
 
 
 def at_least_one(count: Tensor) -> Tensor:
@@ -359,7 +396,7 @@ def first_weights(model: NSALanguageModel) -> dict[str, dict[str, Any]]:
 
 def _numbers(flat: Tensor) -> dict[str, Any]:
     # Sums in float64, but no float64 copy: an embedding's would be the most that a step holds.
-    norm = torch.linalg.vector_norm(flat, dtype=torch.float64)
+    norm = vector_norm(flat, dtype=torch.float64)
     rms = norm / flat.numel() ** 0.5
     mean = flat.sum(dtype=torch.float64) / flat.numel()
     below = torch.stack([(flat <= cut * rms).sum() for cut in WEIGHT_CUTS])
