@@ -92,10 +92,26 @@ def test_a_stage_out_of_time_is_ended_with_all_its_processes_and_goes_on(
 def test_only_tests_that_ran_are_passed(
     tmp_path: Path, cases: str, status: Status, says: str
 ) -> None:
-    (tmp_path / "junit.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
+    (tmp_path / "a.xml").write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
     place = Place(folder=tmp_path, stand_in=True, told_s=1)
-    found, text = judge_tests(place, [End(code=0, log=tmp_path / "pytest.log")])
+    found, text = judge_tests(place, [End(code=0, log=tmp_path / "a.log")])
     assert found is status and says in text
+
+
+@pytest.mark.parametrize(("code", "more"), [(1, ""), (1, "<testcase classname='c' name='d'/>")])
+def test_a_file_of_tests_that_hung_is_named_beside_what_passed(
+    tmp_path: Path, code: int, more: str
+) -> None:
+    passes = "<testsuites><testsuite><testcase classname='a' name='b'/>{}</testsuite></testsuites>"
+    (tmp_path / "a.xml").write_text(passes.format(""))
+    if more:
+        (tmp_path / "b.xml").write_text(passes.format(more))
+    (tmp_path / "b.log").write_text("Timeout (0:02:00)!\n")
+    place = Place(folder=tmp_path, stand_in=True, told_s=1)
+    ends = [End(code=0, log=tmp_path / "a.log"), End(code=code, log=tmp_path / "b.log")]
+    found, text = judge_tests(place, ends)
+    assert found is Status.FAIL and text.startswith("3 passed" if more else "1 passed")
+    assert "b.log, exit code 1: Timeout (0:02:00)!" in text
 
 
 @pytest.mark.slow

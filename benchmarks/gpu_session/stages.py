@@ -15,6 +15,8 @@ from runbook.folder.launch.documents import read_junit
 from runbook.records import RunRecord
 
 ROOT = Path(__file__).resolve().parents[2]
+# A test of so many seconds hangs.
+_HANGS_S = 120
 
 
 class Status(StrEnum):
@@ -77,13 +79,20 @@ def _describe(place: Place) -> list[Program]:
 
 
 def _tests(place: Place) -> list[Program]:
+    # A file each: what failed in one is told, and its answer kept, however the next one ends.
+    files = files_marked("gpu")
+    chosen = ["-m", "gpu"]
     if place.stand_in:
-        chosen = ["-k", "test_g_overlap_weights", "tests/attention/test_proofs.py"]
-    else:
-        chosen = ["-m", "gpu", *files_marked("gpu")]
-    junit = f"--junitxml={place.folder / 'junit.xml'}"
-    words = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", junit, *chosen)
-    return [Program(log="pytest.log", words=words)]
+        files, chosen = ["tests/attention/test_proofs.py"], ["-k", "test_g_overlap_weights"]
+    pytest = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--tb=short", *chosen)
+    # A hang says where it hangs, and takes the time of its own file alone.
+    limits = ("-o", f"faulthandler_timeout={_HANGS_S}", "-o", "faulthandler_exit_on_timeout=true")
+    names = [file.removesuffix(".py").replace("/", ".") for file in files]
+    return [
+        Program(log=f"{name}.log",
+                words=(*pytest, *limits, f"--junitxml={place.folder / name}.xml", file))
+        for name, file in zip(names, files, strict=True)
+    ]  # fmt: skip
 
 
 def files_marked(mark: str) -> list[str]:
@@ -141,23 +150,27 @@ def by_code(place: Place, ends: Sequence[End]) -> tuple[Status, str]:
     return Status.PASS, said or last_line(ends[-1].log)
 
 
-def judge_tests(place: Place, ends: Sequence[End]) -> tuple[Status, str]:
-    """By pytest's own JUnit. What is skipped, or an empty selection, has no answer."""
-    problems: list[str] = []
-    report = read_junit(place.folder / "junit.xml", name="junit.xml", problems=problems)
-    if report is None:
-        return Status.FAIL, f"exit code {ends[0].code}: {last_line(ends[0].log)}"
+def judge_tests(_place: Place, ends: Sequence[End]) -> tuple[Status, str]:
+    """By pytest's own JUnit files. What is skipped, or an empty selection, has no answer."""
     named: dict[str, list[str]] = {"passed": [], "failed": [], "error": [], "skipped": []}
-    for case in report.cases:
-        named[case.status].append(f"{case.classname}::{case.name}")
+    broken, empty = [], []
+    for end in ends:
+        report = read_junit(end.log.with_suffix(".xml"), name=end.log.stem, problems=[])
+        cases = [] if report is None else report.cases
+        for case in cases:
+            named[case.status].append(f"{case.classname}::{case.name}")
+        bad = any(case.status in ("failed", "error") for case in cases)
+        if report is None or (end.code and not bad):
+            broken.append(f"{end.log.name}, exit code {end.code}: {last_line(end.log)}")
+        elif not cases:
+            empty.append(end.log.stem)
     failed = named["failed"] + named["error"]
     text = f"{len(named['passed'])} passed, {len(failed)} failed, {len(named['skipped'])} skipped"
-    if failed:
-        return Status.FAIL, f"{text}: {', '.join(failed[:3])}"
-    if named["skipped"] or not report.cases:
+    if failed or broken:
+        return Status.FAIL, f"{text}: {', '.join(broken + failed[:3])}"
+    if named["skipped"] or empty:
         return Status.UNDECIDED, f"{text}, which is not passed"
-    code = ends[0].code
-    return (Status.PASS, text) if code == 0 else (Status.FAIL, f"{text}, but pytest ended: {code}")
+    return Status.PASS, text
 
 
 def judge_run(place: Place, ends: Sequence[End]) -> tuple[Status, str]:

@@ -73,6 +73,8 @@ class Recording:
         # A cast weight that autocast keeps would be the weight of the recording for ever.
         kept = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)
+        parameters = [p for layer in self._layers for p in layer.parameters()]
+        accumulate_anew(parameters)
         try:
             self._replayed: Any = torch.cuda.make_graphed_callables(
                 tuple(_Watched(layer, model.compiled, autocast) for layer in self._layers),
@@ -81,6 +83,7 @@ class Recording:
             )
         finally:
             torch.set_autocast_cache_enabled(kept)
+        accumulate_anew(parameters)
         # Replays read the rotations where they lay, also after a longer sequence made others.
         self._turns = [layer.attention._turns for layer in self._layers]
 
@@ -102,6 +105,24 @@ class Recording:
             x, gates, blocks = replayed(x)
             layer.attention.last_gates, layer.attention.last_blocks = gates.detach(), blocks
         return x
+
+
+@torch.no_grad()
+def accumulate_anew(parameters: Iterable[nn.Parameter]) -> None:
+    """Let the next pass make the nodes that add to `.grad` on the stream on which it runs.
+
+    A node belongs to the stream on which it was made. The passes of a recording have one of their
+    own, and torch keeps these passes: without this, gradients are added on that stream for the rest
+    of the launch, beside the backward pass. A gradient that DDP then moves into its bucket is freed
+    while that stream has yet to write it, and its memory goes to the backward pass: sums were
+    wrong, and a sort whose flags were overwritten waited for ever (benchmarks/results/h200.md).
+    Before a recording, since CUDA refuses one that meets a node of another stream.
+    """
+    for parameter in parameters:
+        # torch has no other way: a tensor of another type needs another node.
+        there = parameter.data
+        parameter.data = there.new_empty(0, dtype=torch.float64)
+        parameter.data = there
 
 
 def keep_gradients(parameters: Iterable[nn.Parameter]) -> None:

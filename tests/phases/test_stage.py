@@ -335,33 +335,28 @@ def run(folder: Path, *, first: str = "", second: str = "") -> subprocess.Comple
     for name, mine, other, more in (("a", "A", "B", first), ("b", "B", "A", second)):
         text = WAITS.replace("MINE", mine).replace("OTHER", other) + more
         (folder / f"test_{name}.py").write_text(text)
+    return side_by_side(folder)
+
+
+def side_by_side(folder: Path) -> subprocess.CompletedProcess[str]:
+    """With the plugin, and without a GPU, with which there is one process."""
     options = ["-c", "/dev/null", "-p", "no:cacheprovider", "-p", "nsa.tests.side_by_side"]
     command = [sys.executable, "-m", "pytest", "-q", *options, f"--junitxml={folder}/junit.xml"]
-    # Where there is a GPU there is one process.
     hidden = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [*command, str(folder)],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        env=hidden,
-    )
+    return subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=240,
+                          check=False, env=hidden)  # fmt: skip
 
 
-@pytest.mark.gpu
-def test_where_there_is_a_gpu_no_test_runs_in_a_fork(tmp_path: Path) -> None:
-    """A process that asked whether there is one cannot use it in a fork."""
+def test_where_there_is_a_gpu_one_process_runs_all(tmp_path: Path) -> None:
+    """Who asked whether there is one cannot use it in a fork."""
     for name in ("a", "b"):
-        asks = "import torch\n\nTHERE = torch.cuda.is_available()\n\n\n"
-        works = (
-            f"def test_{name}():\n    assert THERE and torch.ones(2, device='cuda').sum() == 2\n"
+        (tmp_path / f"test_{name}.py").write_text(
+            "import os\nimport torch\n\ntorch.cuda.is_available = lambda: True\n\n"
+            f"def test_{name}():\n    assert os.getpid() == LOOP\n"
+            "LOOP = os.getpid()\n"
         )
-        (tmp_path / f"test_{name}.py").write_text(asks + works)
-    options = ["-c", "/dev/null", "-p", "no:cacheprovider", "-p", "nsa.tests.side_by_side"]
-    command = [sys.executable, "-m", "pytest", "-q", *options, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    ended = side_by_side(tmp_path)
+    assert ended.returncode == 0 and "2 passed" in ended.stdout, ended.stdout + ended.stderr
 
 
 def test_two_processes_report_as_one(tmp_path: Path) -> None:

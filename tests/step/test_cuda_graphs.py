@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from nsa.attention.tracing import OperatorCount
 from nsa.config import Way
@@ -190,9 +191,31 @@ def test_the_first_gradients_are_copied_out_of_the_memory_of_a_replay(keep: bool
     assert copies == ({"_foreach_copy_": 1} if keep else {})
 
 
-# torch itself: recording differentiates on a stream of its own, and its compiler uses what it
-# deprecates, and looks for gradients where none are kept.
-@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
+def test_no_gradient_is_added_by_a_node_of_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be added on the recording's stream, and one from before cannot be recorded."""
+    recorded: list[object] = []
+
+    def keeps(modules: tuple[nn.Module, ...], *rest: Any, **more: Any) -> tuple[nn.Module, ...]:
+        recorded.extend(nodes_of(modules))
+        return as_they_are(modules, *rest, **more)
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", keeps)
+    model = model_of()
+    weights = {name: p.data_ptr() for name, p in model.named_parameters()}
+    before = nodes_of(model.layers)
+    Recording(model, TOKENS, nullcontext)
+    after = nodes_of(model.layers)
+    assert len(before) == len(recorded) == len(after) == len(set(before + recorded + after)) / 3
+    assert {name: p.data_ptr() for name, p in model.named_parameters()} == weights
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def nodes_of(modules: Iterable[nn.Module]) -> list[object]:
+    """What adds to the gradient of each parameter."""
+    return [get_gradient_edge(p).node for module in modules for p in module.parameters()]
+
+
+# torch itself: its compiler uses what it deprecates, and looks for gradients where none are kept.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.gpu
