@@ -11,6 +11,7 @@ import io
 import json
 import pickle
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,8 +176,16 @@ def _who_left(
 
 
 def left_the_pattern(flight: Flight) -> bool:
-    """Did this rank, by its own record, do something lately that its earlier steps did not?"""
+    """Did this rank, by its own record, do something lately that its earlier steps did not?
+
+    What it had done before, and not in most steps, belongs to none of them: an evaluation, a save,
+    a step that is computed twice.
+    """
     kinds = [collective.kind for collective in flight.collectives]
+    counts = Counter(kinds)
+    often = max(counts.values(), default=0)
+    seldom = {kind for kind in kinds[:-_RECENT] if 2 * counts[kind] <= often + 1}
+    kinds = [kind for kind in kinds if kind not in seldom]
     recent = range(max(1, len(kinds) - _RECENT), len(kinds))
     expected = {index: _expected(kinds[:index]) for index in recent}
     return any(wanted is not None and kinds[i] != wanted for i, wanted in expected.items())
