@@ -17,7 +17,7 @@ from runbook.launch.launcher_api import Launcher, Running
 from runbook.launch.local import Local
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.watch import RankWatch
-from runbook.launch.watch.live_status import LiveStatus
+from runbook.launch.watch.live_status import LiveStatus, pulse_of
 from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
 from runbook.machine.surroundings import free_bytes
 from runbook.records import Begun, End, Launch, LaunchStatus, RankExit, Stopped
@@ -221,6 +221,14 @@ class Supervision:
 
     def _interrupted(self) -> End:
         """Ask the ranks to end (never torchrun, which would pass a second signal on)."""
+        cause = f"interrupted by {self.options.stop.requested}"
+        ranks = list(self.watch.ranks.values())
+        quiet = pulse_of(ranks, wanted=self.launch.nproc, now=time.monotonic()).silent
+        if quiet and not self.launch.own:
+            # Whoever lost patience before it was called a hang is told where it stood.
+            silent = f"rank {quiet[0].rank} had been silent for {quiet[0].silent_s:.0f} s"
+            cause = f"{cause} while {silent}"
+            self.evidence += collect_stacks(self.run_dir, ranks, self.place)
         for state in self.watch.ranks.values():
             if not state.ended:
                 self.place.send(state, signal.SIGTERM)
@@ -228,5 +236,4 @@ class Supervision:
         while time.monotonic() < deadline and self.place.poll() is None:
             time.sleep(0.05)
             self.watch.update()
-        cause = f"interrupted by {self.options.stop.requested}"
         return End(status=LaunchStatus.INTERRUPTED, cause=cause)

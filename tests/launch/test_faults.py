@@ -12,6 +12,7 @@ from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
+from runbook.records.events import Pulse
 from tests.factory import records
 from tests.factory.tables import table
 from tests.launch.helpers import At, fake_launch, run
@@ -118,6 +119,21 @@ def test_a_stop_request_ends_everything_within_five_seconds(tmp_path: Path) -> N
     assert result.status is LaunchStatus.INTERRUPTED
     assert time.monotonic() - asked[0] < crowded(5)
     assert {exit_.code for exit_ in result.ranks} == {13}
+
+
+def test_a_stop_request_of_a_launch_that_is_silent_says_where_it_stands(tmp_path: Path) -> None:
+    stop = StopRequest()
+
+    class Impatient(Observer):
+        def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
+            if pulse.silent:
+                stop.request("SIGTERM")
+
+    options = {"observer": Impatient(), "stop": stop, "budgets": Budgets()}
+    result = run(fake_launch("--fault", "hang"), tmp_path, **options)
+    assert result.status is LaunchStatus.INTERRUPTED
+    assert result.cause.startswith("interrupted by SIGTERM while rank 1 had been silent for ")
+    assert any("stackdump_rank1" in path for path in result.evidence)
 
 
 def test_a_stall_is_tried_once_more_on_another_port_and_recorded(tmp_path: Path) -> None:

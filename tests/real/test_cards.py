@@ -41,25 +41,13 @@ def test_the_facts_of_a_healthy_card_hold_no_fault() -> None:
     assert links == {}, "one GPU has no other"
     found = {draft.name: draft.value for draft in gpu_drafts(parse_nvidia_smi(SMI), links)}
     assert found == {
-        "gpu.count": 1,
-        "gpu.installed": 1,
-        "gpu.names": "NVIDIA H100 80GB HBM3",
-        "gpu.driver": "580.159.04",
-        "gpu.pcie_gen": 5,
-        "gpu.pcie_gen_max": 5,
-        "gpu.pcie_width": 16,
-        "gpu.processes": 0,
-        "gpu.memory_used_mib": 0,
-        "gpu.memory_total_mib": 81559,
-        "gpu.nvlink": False,
-        "gpu.ecc_uncorrected": 0,
-        "gpu.remap_pending": False,
-        "gpu.remap_failure": False,
-        "gpu.throttle": "",
-        "gpu.caps": "",
-        "gpu.power_limit": 1.0,
+        "gpu.count": 1, "gpu.installed": 1, "gpu.names": "NVIDIA H100 80GB HBM3",
+        "gpu.driver": "580.159.04", "gpu.pcie_gen": 5, "gpu.pcie_gen_max": 5, "gpu.pcie_width": 16,
+        "gpu.processes": 0, "gpu.memory_used_mib": 0, "gpu.memory_total_mib": 81559,
+        "gpu.nvlink": False, "gpu.ecc_uncorrected": 0, "gpu.remap_pending": False,
+        "gpu.remap_failure": False, "gpu.throttle": "", "gpu.caps": "", "gpu.power_limit": 1.0,
         "gpu.mig": False,
-    }
+    }  # fmt: skip
 
 
 def test_the_xml_and_nvml_tell_the_same_counters() -> None:

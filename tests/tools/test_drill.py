@@ -31,13 +31,9 @@ def scene(root: Path, **changes: object) -> Scene:
     write_beats(folder, 0, [record("progress", step=step) for step in (1, 2, 3)])
     (folder / "training.csv").write_text(training(3))
     files = ("run/stackdump_rank0_1.txt", "run/flight_rank0.json", "run/incident.json")
-    result = LaunchResult(
-        status=LaunchStatus.HUNG,
-        cause="hang: rank 1 silent for 3.1 s in phase step at step 6 (budget 3 s)",
-        culprit_rank=1,
-        evidence=files,
-        run_token="00",
-    )
+    cause = "hang: rank 1 silent for 3.1 s in phase step at step 6 (budget 3 s)"
+    result = LaunchResult(status=LaunchStatus.HUNG, cause=cause, culprit_rank=1, evidence=files,
+                          run_token="00")  # fmt: skip
     now = time.monotonic()
     fields: dict[str, object] = {"injected_at": now - 3.4, "ended_at": now, "result": result}
     return Scene(root=root, launch=launch, **(fields | changes))  # type: ignore[arg-type]
