@@ -109,8 +109,11 @@ def test_what_is_launched_by_hand_the_trainer_plans(monkeypatch: pytest.MonkeyPa
 
 def test_a_signal_by_hand_reaches_the_rank_and_nobody_else(tmp_path: Path) -> None:
     """The two lines of the page in a shell, with a process in the place of rank 0."""
-    waits = "import signal, sys; signal.signal(signal.SIGUSR1, lambda *_: sys.exit(7)); "
-    waits += "print('up', flush=True); signal.pause()"
+    # Blocked before it says so: a handler would be missed by a pause that begins after it.
+    waits = "import signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}); "
+    waits += (
+        "print('up', flush=True); signal.alarm(60); signal.sigwait({signal.SIGUSR1}); sys.exit(7)"
+    )
     rank = subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE)
     with rank:
         assert rank.stdout is not None and rank.stdout.readline()
