@@ -38,6 +38,9 @@ TYPED = "--set"
 SHELL = "shell"
 PRESET = "preset"
 SAFE_MODE = "NSA_DDP_SAFE_MODE"
+# In every shell of NVIDIA's CUDA images: which package of NCCL they hold. No library reads it, and
+# a run in such an image has changed no setting.
+_PACKAGE = "NCCL_VERSION"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +67,8 @@ def shell_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _is_setting(name: str) -> bool:
+    if name == _PACKAGE:
+        return False
     return name.startswith(PREFIX) or is_variable(name) or name == CONFIG_VARIABLE
 
 
