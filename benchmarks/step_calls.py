@@ -64,7 +64,11 @@ class Cost:
 
 
 def build(
-    cfg: ModelConfig, *, dense: bool, device: str, kernels: Kernels = "masked"
+    cfg: ModelConfig,
+    *,
+    dense: bool,
+    device: str,
+    kernels: Kernels = "masked",
 ) -> NSALanguageModel:
     """The model, or the same with dense attention, its weights on the device."""
     with torch.device(device):
@@ -84,7 +88,11 @@ def micro_batch(model: nn.Module, tokens: Tensor) -> None:
 
 
 def measure(
-    cfg: ModelConfig, seq_len: int, *, dense: bool = False, kernels: Kernels = "masked"
+    cfg: ModelConfig,
+    seq_len: int,
+    *,
+    dense: bool = False,
+    kernels: Kernels = "masked",
 ) -> Cost:
     """One micro-batch on a CUDA device that is not there; a first one makes what is kept."""
     with fake_cuda(), Watched() as watched:

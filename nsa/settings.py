@@ -198,7 +198,12 @@ def load_config(
     config = _validate(data, sources, problems)
     if problems or config is None:
         raise refusal(problems)
-    return Loaded(config=config, sources=sources, path=str(path), schedule_steps=file_steps)
+    return Loaded(
+        config=config,
+        sources=sources,
+        path=str(path),
+        schedule_steps=file_steps,
+    )
 
 
 def _put(data: dict[str, Any], values: Mapping[str, Any]) -> None:

@@ -299,7 +299,7 @@ _NEEDS: dict[str, Mapping[str, Value]] = {
 # What this build never does, on whatever machine: why, and what runs instead.
 UNAVAILABLE = {
     "NSA_USE_FA2": "these branches need masks that the package flash_attn lacks; torch's SDPA "
-    "chooses the kernel instead, flash where no mask is needed"
+    "chooses the kernel instead, flash where no mask is needed",
 }
 # What runs on CUDA devices only, as it is set, and why.
 NEEDS_CUDA = {

@@ -97,7 +97,10 @@ class Adviser:
             return Advice(likely=(), command=rerun, steps=steps)
         settings = self.by_hand if ran else ()
         found = Advice(
-            likely=tuple(_of_settings(settings)), seen=clue, command=first or rerun, steps=steps
+            likely=tuple(_of_settings(settings)),
+            seen=clue,
+            command=first or rerun,
+            steps=steps,
         )
         if settings:
             return _without_settings(found, rerun, settings)
@@ -110,7 +113,12 @@ def _without_settings(found: Advice, rerun: str, settings: tuple[Given, ...]) ->
     steps: tuple[str, ...] = (f"first without {words}, which was set by hand",)
     if found.steps:
         steps = (*steps, f"if it comes back: {found.steps[0]}", *found.steps[1:])
-    return replace(found, command=without(rerun, settings), steps=steps, left_out=settings)
+    return replace(
+        found,
+        command=without(rerun, settings),
+        steps=steps,
+        left_out=settings,
+    )
 
 
 def values_before(record: RunRecord) -> dict[str, str]:

@@ -33,7 +33,11 @@ from runbook.text import how_many, listed
 _SHOWN_PATHS = 3
 _SHOWN_ROWS = 3
 # Faults of the machine or the settings: what else such a launch shows is no fault of the trainer.
-_OUTSIDE = (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR, LaunchStatus.HARDWARE_ERROR)
+_OUTSIDE = (
+    LaunchStatus.CONFIG_ERROR,
+    LaunchStatus.ENVIRONMENT_ERROR,
+    LaunchStatus.HARDWARE_ERROR,
+)
 # Nothing is wrong with what was ended so: it goes on.
 _CUT_OFF = (LaunchStatus.PREEMPTED, LaunchStatus.INTERRUPTED)
 # No setting makes these.
@@ -239,7 +243,11 @@ class _Book:
         return self.launches[lead.follows if lead.follows in launches else launches[0]]
 
     def _title(
-        self, lead: Check, group: _Group, launches: Sequence[str], launch: LaunchEntry | None
+        self,
+        lead: Check,
+        group: _Group,
+        launches: Sequence[str],
+        launch: LaunchEntry | None,
     ) -> str:
         if launch is not None:
             others = [name for name in launches if name != launch.launch.id]
@@ -250,7 +258,12 @@ class _Book:
         others = [end for end in group if end in self.rows and end != lead.id]
         return f"{lead.id}{_also(others)}: {lead.reason}{_measured(lead)}"
 
-    def _rerun(self, group: _Group, rows: Iterable[Check], launch: LaunchEntry | None) -> str:
+    def _rerun(
+        self,
+        group: _Group,
+        rows: Iterable[Check],
+        launch: LaunchEntry | None,
+    ) -> str:
         cut_off = launch is not None and launch.result.status in _CUT_OFF
         if THE_RUN in group or (cut_off and self.record.interrupted):
             return self.record.invocation.resume_line(self.record.run_id)

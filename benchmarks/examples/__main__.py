@@ -81,7 +81,10 @@ def main(argv: Sequence[str]) -> int:
 def make(example: Example, work: Path) -> Path | None:
     """Run one example below `work`; its run's folder, None if it ended unexpectedly."""
     code = subprocess.run(
-        command(example, work), cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False
+        command(example, work),
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
     ).returncode
     if code != example.exit_code:
         print(f"{example.name}: exit code {code} instead of {example.exit_code}", file=sys.stderr)

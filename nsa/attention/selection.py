@@ -258,7 +258,10 @@ def ranges_by_loops(blocks: Tensor, l_sel: int) -> Tensor:
 
 
 def build_ranges(
-    blocks: Tensor, cfg: NSAConfig, version: Ranges, positions: Tensor | None = None
+    blocks: Tensor,
+    cfg: NSAConfig,
+    version: Ranges,
+    positions: Tensor | None = None,
 ) -> Tensor:
     """Merged token ranges by the chosen version, under its profiler range."""
     build = ranges_v1 if version == "v1" else ranges_v2

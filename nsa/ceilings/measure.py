@@ -222,7 +222,12 @@ def _said(wrong: str) -> dict[str, str]:
 
 
 def run(
-    asked: str, place: Place, termination: Termination, *, run_dir: Path | None, token: str | None
+    asked: str,
+    place: Place,
+    termination: Termination,
+    *,
+    run_dir: Path | None,
+    token: str | None,
 ) -> int:
     """Measure and write; returns the exit code after it was written as the last heartbeat."""
     beat, ending = Heartbeat(rank=place.rank, token=token or ""), Ending()

@@ -106,7 +106,8 @@ def count_compiled() -> Compiled:
     from torch._dynamo.utils import counters
 
     return Compiled(
-        graphs=int(counters["stats"]["unique_graphs"]), breaks=sum(counters["graph_break"].values())
+        graphs=int(counters["stats"]["unique_graphs"]),
+        breaks=sum(counters["graph_break"].values()),
     )
 
 

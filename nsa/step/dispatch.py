@@ -24,7 +24,9 @@ from nsa.toggles import AUTO, NEEDS_CUDA, ToggleSet
 _ABOUT_SDPA = ("NSA_SDPA_NO_FLASH", "NSA_SDPA_FLASH_ONLY")
 _CPU_OOM = ("can't allocate memory", "DefaultCPUAllocator")
 # Kernels of attention that run only where a test has shown that they compute what masks do.
-UNTESTED: dict[Hashable, str] = {"triton": "the Triton kernels were not tested on this device"}
+UNTESTED: dict[Hashable, str] = {
+    "triton": "the Triton kernels were not tested on this device",
+}
 # What of a layer is chosen by itself, and the toggle that chooses it.
 LAYERS, REPLAY = "NSA_COMPILE", "NSA_CUDA_GRAPHS"
 

@@ -134,7 +134,8 @@ def test_an_evaluation_with_a_loss_that_is_no_number_has_none(tmp_path: Path) ->
 
 @pytest.mark.topic("records")
 @pytest.mark.parametrize(
-    ("name", "words"), [("training.csv", b"\n3,"), ("heartbeat_rank0.jsonl", b'"step": 3')]
+    ("name", "words"),
+    [("training.csv", b"\n3,"), ("heartbeat_rank0.jsonl", b'"step": 3')],
 )
 def test_a_record_that_cannot_be_written_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: bytes

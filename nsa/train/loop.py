@@ -126,7 +126,11 @@ class Loop:
 
     def accounts(self) -> dict[str, Any]:
         """What the exit event says beside the end: what was seen, and what each part counts."""
-        return {**self.witness.facts(), "saved": self._read, "in_force": in_force(self.ranks)}
+        return {
+            **self.witness.facts(),
+            "saved": self._read,
+            "in_force": in_force(self.ranks),
+        }
 
     def begin(self, block: Block) -> None:
         """The steps of a block that was entered begin."""
@@ -265,7 +269,9 @@ class Loop:
 
     def _save(self, saves: Saves) -> None:
         saves.begin(
-            step=self.step, position=self.position, val_loss=self.evaluations.loss_at(self.step)
+            step=self.step,
+            position=self.position,
+            val_loss=self.evaluations.loss_at(self.step),
         )
         # All steps are settled: what any of them said was about the save before.
         self.settler.saved = False

@@ -287,7 +287,11 @@ def head(cfg: ModelConfig, weights: Weights, x: Array) -> Array:
 
 
 def model(
-    cfg: ModelConfig, weights: Weights, tokens: Index, *, blocks: Sequence[ArrayLike] | None = None
+    cfg: ModelConfig,
+    weights: Weights,
+    tokens: Index,
+    *,
+    blocks: Sequence[ArrayLike] | None = None,
 ) -> Output:
     """The language model for tokens [B,S]; `blocks`: for each layer, as in `attention`."""
     _check(weights)

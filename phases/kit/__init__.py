@@ -13,7 +13,13 @@ from importlib.resources import files
 from typing import Any
 
 from nsa.strict_yaml import load_strict
-from runbook.config import IDLE_MFU, MOST_OF_PEAK, FixedRule, LimitSpec, LimitUse  # noqa: F401
+from runbook.config import (  # noqa: F401
+    IDLE_MFU,
+    MOST_OF_PEAK,
+    FixedRule,
+    LimitSpec,
+    LimitUse,
+)
 from runbook.records import Comparator
 
 

@@ -9,7 +9,12 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command
-from runbook.cli._runs import find_run, load_told, print_reports, running_line
+from runbook.cli._runs import (
+    find_run,
+    load_told,
+    print_reports,
+    running_line,
+)
 from runbook.console import Console, table_of
 from runbook.errors import ProgramExit, UsageError, choice_for
 from runbook.folder import RECORD_FILE, run_folders

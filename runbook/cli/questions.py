@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems
-from runbook.cli._runs import find_run, folder_of, load_told, refuse_changed
+from runbook.cli._runs import (
+    find_run,
+    folder_of,
+    load_told,
+    refuse_changed,
+)
 from runbook.console import Console, marked
 from runbook.errors import ProgramExit
 from runbook.text import how_many

@@ -165,7 +165,9 @@ def read_phase(
 
 
 def what_it_reads(
-    phase: Phase, choices: Mapping[str, Mapping[str, str]], evidence: Mapping[str, PhaseEvidence]
+    phase: Phase,
+    choices: Mapping[str, Mapping[str, str]],
+    evidence: Mapping[str, PhaseEvidence],
 ) -> tuple[dict[str, str], dict[str, PhaseEvidence]]:
     """Of the phases that this one reads, if they ran: what they chose, and their evidence."""
     chosen: dict[str, str] = {}

@@ -29,7 +29,13 @@ from runbook.launch.inputs import build_environment
 from runbook.launch.launcher_api import Aftermath, Running, Start
 from runbook.launch.supervision import LaunchOptions, Supervision
 from runbook.launch.watch import RankWatch
-from runbook.machine.kernel_log import XIDS, KernelLine, concerns, describe, is_hardware_fault
+from runbook.machine.kernel_log import (
+    XIDS,
+    KernelLine,
+    concerns,
+    describe,
+    is_hardware_fault,
+)
 from runbook.machine.surroundings import limit_met
 from runbook.records import End, Kind, Launch, LaunchResult, LaunchStatus, RankExit
 

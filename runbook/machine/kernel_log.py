@@ -177,7 +177,10 @@ _KINDS = (
     (Kind.NVRM, re.compile(r"\bNVRM:")),
     (Kind.NVLINK, re.compile(r"nvlink|nvswitch", re.IGNORECASE)),
     (Kind.PCIE, re.compile(r"\bAER:|PCIe Bus Error|\bpciehp\b|\bDPC:|PCI device .* link is down")),
-    (Kind.OOM, re.compile(r"[Oo]ut of memory: Kill|invoked oom-killer|\boom-kill:|\boom_reaper:")),
+    (
+        Kind.OOM,
+        re.compile(r"[Oo]ut of memory: Kill|invoked oom-killer|\boom-kill:|\boom_reaper:"),
+    ),
 )
 _KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]*)\)")
 _PCI = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]\b")

@@ -172,7 +172,9 @@ def _variable_drafts(*, uses_nccl: bool) -> list[Fact]:
     problems = environment_problems(os.environ, uses_nccl=uses_nccl)
     notes = environment_notes(os.environ, uses_nccl=uses_nccl)
     told = "; ".join(f"{name}={os.environ[name]}: {note}" for name, note in notes.items())
-    return [_fact("env.problems", redact_text("; ".join(problems)), redact_text(told))]
+    return [
+        _fact("env.problems", redact_text("; ".join(problems)), redact_text(told)),
+    ]
 
 
 def _package_drafts() -> list[Fact]:

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 # The one spelling of throughput in everything that is shown; the CSV column is `toks_per_s`.
 TOKENS_PER_SECOND = "tok/s"

@@ -108,7 +108,8 @@ def guess(run_dir: Path, *, steps: int, pattern: str = "") -> tuple[LogMap, str]
             return log.model_copy(update={"every": every}), said
     found = "; ".join(looked.values()) or "nothing was written"
     raise UsageError(
-        f"no log with a loss was found in {run_dir} ({found})", hint=_NEEDS + page("your-trainer")
+        f"no log with a loss was found in {run_dir} ({found})",
+        hint=_NEEDS + page("your-trainer"),
     )
 
 

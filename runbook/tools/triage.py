@@ -206,7 +206,12 @@ def run_steps(
     cannot be made.
     """
     make_new_dir("--out", out)
-    runner = _Runner(target=target, out=out, stop=stop or StopRequest(), budgets=budgets)
+    runner = _Runner(
+        target=target,
+        out=out,
+        stop=stop or StopRequest(),
+        budgets=budgets,
+    )
     triage = runner.run(tell)
     write_atomic(out / "triage.json", json.dumps(triage.document(), indent=2) + "\n")
     return triage

@@ -120,7 +120,8 @@ def built(cfg: ModelConfig, *, once: bool = True) -> int:
 
 
 @pytest.mark.parametrize(
-    ("phi", "tied", "ratio", "layers"), [("avg", True, 8 / 3, 1), ("mlp", False, 1.3, 3)]
+    ("phi", "tied", "ratio", "layers"),
+    [("avg", True, 8 / 3, 1), ("mlp", False, 1.3, 3)],
 )
 def test_a_models_own_count_balances(phi: Any, tied: bool, ratio: float, layers: int) -> None:
     attention = NSAConfig(**SMALL, phi=phi)

@@ -27,7 +27,9 @@ def model(**changes: object) -> NSALanguageModel:
     return NSALanguageModel(ModelConfig(**settings))
 
 
-def test_rows_of_the_projection_are_aligned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_the_projection_are_aligned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """1,572 columns of 2 bytes are no multiple of 16: the product has 1,576, the weight as ever."""
     columns: list[int] = []
 

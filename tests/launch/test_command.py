@@ -14,7 +14,13 @@ from runbook.config.precedence import config_name
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
 from runbook.launch import Budgets
-from runbook.launch.command import Command, build_command, keep_config, pasteable, resolve_config
+from runbook.launch.command import (
+    Command,
+    build_command,
+    keep_config,
+    pasteable,
+    resolve_config,
+)
 from runbook.launch.inputs import build_environment
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note

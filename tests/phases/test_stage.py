@@ -350,9 +350,11 @@ def side_by_side(folder: Path) -> subprocess.CompletedProcess[str]:
 def test_where_there_is_a_gpu_one_process_runs_all(tmp_path: Path) -> None:
     """Who asked whether there is one cannot use it in a fork."""
     for name in ("a", "b"):
-        asks = "import os, torch\ntorch.cuda.is_available = lambda: True\nLOOP = os.getpid()\n"
-        test = f"def test_{name}():\n    assert os.getpid() == LOOP\n"
-        (tmp_path / f"test_{name}.py").write_text(asks + test)
+        (tmp_path / f"test_{name}.py").write_text(
+            "import os\nimport torch\n\ntorch.cuda.is_available = lambda: True\n\n"
+            f"def test_{name}():\n    assert os.getpid() == LOOP\n"
+            "LOOP = os.getpid()\n"
+        )
     ended = side_by_side(tmp_path)
     assert ended.returncode == 0 and "2 passed" in ended.stdout, ended.stdout + ended.stderr
 

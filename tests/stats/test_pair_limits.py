@@ -13,7 +13,14 @@ import pytest
 from scipy import stats
 
 from runbook.errors import UsageError
-from runbook.stats import FUSED_PLAN, SCALING_PLAN, Decided, Decision, InterimPlan, positive
+from runbook.stats import (
+    FUSED_PLAN,
+    SCALING_PLAN,
+    Decided,
+    Decision,
+    InterimPlan,
+    positive,
+)
 from runbook.stats.arms import non_inferiority, regression
 from runbook.stats.launches import below_level, loss_shown, meets_target, scaling
 

@@ -69,7 +69,12 @@ def gradients(
 
 # The keys' MLP comes before the ways part.
 @pytest.mark.parametrize(
-    ("name", "phi"), [*((name, "avg") for name in WAYS), ("cpu", "mlp"), ("masks", "mlp")]
+    ("name", "phi"),
+    [
+        *((name, "avg") for name in WAYS),
+        ("cpu", "mlp"),
+        ("masks", "mlp"),
+    ],
 )
 def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> None:
     """`fullgraph` raises at a break; two layers share what is made of one."""

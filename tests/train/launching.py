@@ -117,7 +117,11 @@ def free_port() -> int:
 def environment(toggles: Mapping[str, str]) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("NSA_", "RUNBOOK_", "NCCL_"))}
     kept.pop("CONFIG", None)
-    return kept | {"OMP_NUM_THREADS": "1", "NSA_PREFILL_BATCHED": "1", **toggles}
+    return kept | {
+        "OMP_NUM_THREADS": "1",
+        "NSA_PREFILL_BATCHED": "1",
+        **toggles,
+    }
 
 
 def start(

@@ -87,7 +87,11 @@ def _arms_of_kernels(folder: Path) -> Launch:
         ("again", 4, LAYER | {"NSA_DDP_STATIC_GRAPH": "0", "NSA_DDP_FIND_UNUSED": "1"}),
     )
     args = ["--dataset", "markov", "--ddp", "1", "--accum", "2", "--precision", "bf16"]
-    toggles = {"NSA_DDP_COMPRESS": "bf16", "NSA_DDP_STATIC_GRAPH": "1", "NSA_DDP_BUCKET_MB": "0.25"}
+    toggles = {
+        "NSA_DDP_COMPRESS": "bf16",
+        "NSA_DDP_STATIC_GRAPH": "1",
+        "NSA_DDP_BUCKET_MB": "0.25",
+    }
     words = [*args, "--arms", arms]
     return start(folder, words, ranks=2, toggles=toggles).wait(TIMEOUT_S)
 
@@ -100,7 +104,7 @@ def test_arms_that_can_run_do_on_every_rank_and_the_others_say_why(arms_of_kerne
     assert launch.exit(0)["param_hash"] == launch.exit(1)["param_hash"]
     refused = {beat["arm"]: beat["error"] for beat in launch.beats(1, "arm_failed")}
     assert refused == {
-        "graphs": "NSA_CUDA_GRAPHS=1: CUDA graphs need a CUDA device, this is cpu; set it to 0"
+        "graphs": "NSA_CUDA_GRAPHS=1: CUDA graphs need a CUDA device, this is cpu; set it to 0",
     }
     calls = {"off": 0, "layer": 3, "again": 3}
     assert Counter(row["arm"] for row in launch.rows()) == dict.fromkeys(calls, 7)

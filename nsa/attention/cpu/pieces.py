@@ -312,7 +312,11 @@ def pair_stretches(chosen: Tensor, cut: Schedule) -> list[list[Pairs]]:
     return [
         [
             pair_up(
-                mine[start - full : stop - full], start, cut.seq_len, cfg.l_sel, cfg.heads_per_group
+                mine[start - full : stop - full],
+                start,
+                cut.seq_len,
+                cfg.l_sel,
+                cfg.heads_per_group,
             )
             for start, stop in cut.stretches
         ]

@@ -245,7 +245,10 @@ def run(args: argparse.Namespace, console: Console) -> int:
     with observer_for(console, args.output) as observer:
         if args.resume_folder is not None:
             record = resume_run(
-                args.resume_folder, observer=observer, added=args.added, command=_command()
+                args.resume_folder,
+                observer=observer,
+                added=args.added,
+                command=_command(),
             )
         else:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")

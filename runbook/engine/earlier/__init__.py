@@ -100,7 +100,10 @@ def other_profile(record: RunRecord, profile: Profile) -> list[str]:
 
 
 def compared(
-    folder: Path, record: RunRecord, wanted: Sequence[Wanted], ground: Sequence[LaunchEntry]
+    folder: Path,
+    record: RunRecord,
+    wanted: Sequence[Wanted],
+    ground: Sequence[LaunchEntry],
 ) -> tuple[list[str], set[Any]]:
     """In what the run was another configuration, machine or code; and its numbers of parameters."""
     differ = [
