@@ -51,23 +51,18 @@ def test_honest_evaluations_balance_and_no_evaluation_does() -> None:
 ONE = told(1, 40)
 
 
-@pytest.mark.parametrize(
-    ("other", "wanted"),
-    [
-        ({"loss": 0.9 * ONE["loss"]}, "rank 1 tells a validation loss of 3.735 after step 40"),
-        ({"loss": None}, "a validation loss of None"),
-        (
-            {"losses": [0.9 * loss for loss in ONE["losses"]]},
-            "rank 1's evaluation after step 40 tells a loss of",
-        ),
-        ({"losses": ONE["losses"][:2]}, "tells the losses of 2 batches, planned are 3"),
-        ({"embedded": BATCHES * PER_RANK // 2}, "embedded 192 tokens, not 384"),
-        ({"again": None}, "computed batch None a second time, drawn is"),
-        ({"again": {**ONE["again"], "batch": (ONE["again"]["batch"] + 1) % 3}}, "drawn is"),
-        ({"again": {**ONE["again"], "loss": ONE["again"]["loss"] + 0.01}}, "computed again"),
-        ({"again": {**ONE["again"], "loss": None}}, "computed again None"),
-    ],
-)
+@pytest.mark.parametrize(("other", "wanted"), [
+    ({"loss": 0.9 * ONE["loss"]}, "rank 1 tells a validation loss of 3.735 after step 40"),
+    ({"loss": None}, "a validation loss of None"),
+    ({"losses": [0.9 * loss for loss in ONE["losses"]]},
+     "rank 1's evaluation after step 40 tells a loss of"),
+    ({"losses": ONE["losses"][:2]}, "tells the losses of 2 batches, planned are 3"),
+    ({"embedded": BATCHES * PER_RANK // 2}, "embedded 192 tokens, not 384"),
+    ({"again": None}, "computed batch None a second time, drawn is"),
+    ({"again": {**ONE["again"], "batch": (ONE["again"]["batch"] + 1) % 3}}, "drawn is"),
+    ({"again": {**ONE["again"], "loss": ONE["again"]["loss"] + 0.01}}, "computed again"),
+    ({"again": {**ONE["again"], "loss": None}}, "computed again None"),
+])  # fmt: skip
 def test_an_evaluation_that_does_not_balance_is_seen(other: dict[str, Any], wanted: str) -> None:
     problems = evaluation_account(VAL, ranks(**other), EVALUATING)
     assert any(wanted in text for text in problems), problems
@@ -128,20 +123,17 @@ def test_readings_that_were_taken_balance() -> None:
     assert problems(table(**empty)) == []
 
 
-@pytest.mark.parametrize(
-    ("changed", "wanted"),
-    [
-        # A mean over the layers hides the one that has collapsed.
-        ({"entropy": (11 * 0.95 + 0.05) / 12}, "entropy of the gates in step 1 is 0.87500 in"),
-        ({"max_gate": (11 * 0.4 + 0.98) / 12}, "max_gate of the gates in step 1 is 0.44833 in"),
-        ({"share_cmp": MEANS[3], "share_sel": MEANS[2]}, "share_cmp of the gates in step 1 is 0.3"),
-        ({"share_win": MEANS[4] + 2e-4}, "share_win of the gates"),
-        # And the worst layer in the place of the mean would halt a run for it.
-        ({"max_gate_mean": 0.98}, "max_gate_mean of the gates in step 1 is 0.98000 in"),
-        ({"entropy_mean": math.nan}, "entropy_mean of the gates in step 1 is nan"),
-        ({"entropy": LATE}, f"entropy of the gates in step {TWICE[-1]} is 0.5"),
-    ],
-)
+@pytest.mark.parametrize(("changed", "wanted"), [
+    # A mean over the layers hides the one that has collapsed.
+    ({"entropy": (11 * 0.95 + 0.05) / 12}, "entropy of the gates in step 1 is 0.87500 in"),
+    ({"max_gate": (11 * 0.4 + 0.98) / 12}, "max_gate of the gates in step 1 is 0.44833 in"),
+    ({"share_cmp": MEANS[3], "share_sel": MEANS[2]}, "share_cmp of the gates in step 1 is 0.3"),
+    ({"share_win": MEANS[4] + 2e-4}, "share_win of the gates"),
+    # And the worst layer in the place of the mean would halt a run for it.
+    ({"max_gate_mean": 0.98}, "max_gate_mean of the gates in step 1 is 0.98000 in"),
+    ({"entropy_mean": math.nan}, "entropy_mean of the gates in step 1 is nan"),
+    ({"entropy": LATE}, f"entropy of the gates in step {TWICE[-1]} is 0.5"),
+])  # fmt: skip
 def test_another_statistic_than_that_of_the_gates_is_seen(
     changed: dict[str, Any], wanted: str
 ) -> None:

@@ -45,31 +45,16 @@ def damaged(folder: Path) -> None:
 LIST = "MANIFEST.sha256"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "named", "why"),
-    [
-        (remade, "run.json", "contradicts its events.jsonl, which gives GO"),
-        (lambda run: (run / LIST).unlink(), LIST, "has no MANIFEST.sha256 beside it"),
-        (
-            lambda run: (run / LIST).write_text("no\n"),
-            "run.json",
-            "is another file than its MANIFEST",
-        ),
-        (damaged, "run.json", "line 2 is damaged or out of order"),
-        (
-            lambda run: (run / "events.jsonl").unlink(),
-            "run.json",
-            "lies without the events.jsonl that its MANIFEST.sha256 lists",
-        ),
-    ],
-    ids=[
-        "edited, with a manifest made anew",
-        "no manifest",
-        "no digests",
-        "damaged journal",
-        "no journal",
-    ],
-)
+@pytest.mark.parametrize(("spoil", "named", "why"), [
+    pytest.param(remade, "run.json", "contradicts its events.jsonl, which gives GO", id="edited"),
+    pytest.param(lambda run: (run / LIST).unlink(), LIST, "has no MANIFEST.sha256 beside it",
+                 id="no manifest"),
+    pytest.param(lambda run: (run / LIST).write_text("no\n"), "run.json",
+                 "is another file than its MANIFEST", id="no digests"),
+    pytest.param(damaged, "run.json", "line 2 is damaged or out of order", id="damaged journal"),
+    pytest.param(lambda run: (run / "events.jsonl").unlink(), "run.json",
+                 "lies without the events.jsonl that its MANIFEST.sha256 lists", id="no journal"),
+])  # fmt: skip
 def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     folder: Path, spoil: Callable[[Path], object], named: str, why: str
 ) -> None:

@@ -49,7 +49,8 @@ class Notes(Observer):
 def processes_of(run_dir: Path, node: str) -> list[psutil.Process]:
     """Everything that the agent of a node started."""
     token = json.loads((run_dir / JOB_JSON).read_text())["run_token"]
-    return [psutil.Process(pid) for pid in carriers(f"{token}.{node}", NODE_TOKEN_VARIABLE)]
+    found = carriers(f"{token}.{node}", NODE_TOKEN_VARIABLE)
+    return [one for one in psutil.process_iter() if one.pid in found]
 
 
 def two_ranks(*words: str, steps: int = 20) -> Launch:

@@ -63,13 +63,12 @@ def held_up(folder: Path, node: str) -> Iterator[None]:
                 run_dir = job.parent
                 if (run_dir / "result.json").exists():
                     continue
-                if run_dir not in ranks:
-                    found = [one for one in processes_of(run_dir, node) if is_rank(one)]
-                    if found:
-                        ranks[run_dir] = found[0]
-                    continue
-                if measures(run_dir, ranks[run_dir].pid) in HELD:
-                    with suppress(psutil.Error):
+                # Whatever is looked at may end meanwhile.
+                with suppress(psutil.Error):
+                    if run_dir not in ranks:
+                        found = [one for one in processes_of(run_dir, node) if is_rank(one)]
+                        ranks.update((run_dir, one) for one in found[:1])
+                    elif measures(run_dir, ranks[run_dir].pid) in HELD:
                         ranks[run_dir].suspend()
                         time.sleep(STOPPED_S)
                         ranks[run_dir].resume()

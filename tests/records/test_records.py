@@ -139,19 +139,16 @@ def test_throughput_has_one_unit(folder: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (math.nan, "NaN"),
-        (-math.inf, "-Infinity"),
-        (847.24, "847.2"),
-        (12_345.6, "12346"),
-        (12_345, "12345"),
-        (True, "yes"),
-        (None, "-"),
-        ("2.13.0", "2.13.0"),
-    ],
-)
+@pytest.mark.parametrize(("value", "text"), [
+    (math.nan, "NaN"),
+    (-math.inf, "-Infinity"),
+    (847.24, "847.2"),
+    (12_345.6, "12346"),
+    (12_345, "12345"),
+    (True, "yes"),
+    (None, "-"),
+    ("2.13.0", "2.13.0"),
+])  # fmt: skip
 def test_a_number_has_one_spelling_everywhere(value: Scalar | None, text: str) -> None:
     """It was nan in a report, NaN in its JSON and -inf in the JSON of inspect."""
     assert plain_number(value) == text

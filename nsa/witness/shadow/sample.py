@@ -32,8 +32,10 @@ from nsa.step.engine import Engine
 BETAS, EPS = (0.9, 0.95), 1e-8
 # Whole numbers of so many bytes.
 _WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Elements that are looked at together, and of these those that are widened to float64 at a time.
-_TOGETHER, _WIDENED = 1 << 24, 1 << 22
+# Elements that are looked at together: a CPU waits for no host, and its memory grows by the copies.
+_TOGETHER = {"cuda": 1 << 24}
+# Of these, those that are widened to float64 at a time.
+_WIDENED = 1 << 22
 # Of each piece so many elements, at places that the run's token draws; so many sums of each
 # parameter, too.
 SAMPLED = 16
@@ -262,7 +264,8 @@ def _groups(places: Mapping[nn.Parameter, Tensor], seed: int) -> Iterator[_Alike
     begin = 0
     for _, alike in groupby(places, key=lambda p: (p.shape, len(places[p]))):
         of_one_shape = list(alike)
-        most = max(1, _TOGETHER // of_one_shape[0].numel())
+        first = of_one_shape[0]
+        most = max(1, _TOGETHER.get(first.device.type, 1) // first.numel())
         for start in range(0, len(of_one_shape), most):
             own = of_one_shape[start : start + most]
             yield _Alike(
@@ -295,7 +298,7 @@ def way_of(first: Tensor, second: Tensor, counts: Tensor) -> Tensor:
     counts: the updates of each [n], one at least.
     """
     left = (1 - BETAS[1] ** counts).sqrt()[:, None, None].to(second.dtype)
-    return first / (second.sqrt() / left + EPS)
+    return first / second.sqrt().div_(left).add_(EPS)
 
 
 def whole_rms(x: Tensor) -> Tensor:
