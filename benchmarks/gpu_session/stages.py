@@ -153,7 +153,7 @@ def by_code(place: Place, ends: Sequence[End]) -> tuple[Status, str]:
 def judge_tests(_place: Place, ends: Sequence[End]) -> tuple[Status, str]:
     """By pytest's own JUnit files. What is skipped, or an empty selection, has no answer."""
     named: dict[str, list[str]] = {"passed": [], "failed": [], "error": [], "skipped": []}
-    broken, empty = [], []
+    broken, empty = [], False
     for end in ends:
         report = read_junit(end.log.with_suffix(".xml"), name=end.log.stem, problems=[])
         cases = [] if report is None else report.cases
@@ -162,8 +162,7 @@ def judge_tests(_place: Place, ends: Sequence[End]) -> tuple[Status, str]:
         bad = any(case.status in ("failed", "error") for case in cases)
         if report is None or (end.code and not bad):
             broken.append(f"{end.log.name}, exit code {end.code}: {last_line(end.log)}")
-        elif not cases:
-            empty.append(end.log.stem)
+        empty = empty or not cases
     failed = named["failed"] + named["error"]
     text = f"{len(named['passed'])} passed, {len(failed)} failed, {len(named['skipped'])} skipped"
     if failed or broken:

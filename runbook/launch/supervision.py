@@ -229,7 +229,7 @@ class Supervision:
             silent = f"rank {quiet[0].rank} had been silent for {quiet[0].silent_s:.0f} s"
             cause = f"{cause} while {silent}"
             self.evidence += collect_stacks(self.run_dir, ranks, self.place)
-        for state in self.watch.ranks.values():
+        for state in ranks:
             if not state.ended:
                 self.place.send(state, signal.SIGTERM)
         deadline = time.monotonic() + (_TERM_GRACE_S if self.watch.ranks else 0.0)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -144,9 +144,10 @@ class Sample:
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self._engine = engine
-        places = dict(sorted(_places(engine, seed).items(), key=lambda item: item[0].shape))
+        drawn = _places(engine, seed)
+        places = dict(sorted(drawn.items(), key=lambda item: item[0].shape))
         self.parameters = list(places)
-        self._groups = list(_groups(places, seed))
+        self._groups = list(_groups(places, _signs(drawn, seed)))
         counts = torch.tensor([len(found) for found in places.values()])
         each = torch.arange(len(counts))
         self.owner = torch.repeat_interleave(each, counts)
@@ -155,7 +156,7 @@ class Sample:
     def begun(self) -> Begun:
         """A step has its gradient, before it is clipped."""
         grads = [p.grad for p in self.parameters]
-        norms = [vector_norm(x, dim=(1, 2), dtype=torch.float64) for _, x in self._each(grads)]
+        norms = [_norms(x) for _, x in self._each(grads)]
         scaler = self._engine.scaler
         return Begun(
             state=self.state(),
@@ -253,14 +254,23 @@ def _places(engine: Engine, seed: int) -> dict[nn.Parameter, Tensor]:
     return {p: torch.cat(places).to(engine.device) for p, places in found.items()}
 
 
-def _groups(places: Mapping[nn.Parameter, Tensor], seed: int) -> Iterator[_Alike]:
-    """Neighbors of one shape, of so many elements at most, with their signs."""
+def _signs(
+    parameters: Iterable[nn.Parameter], seed: int
+) -> dict[nn.Parameter, tuple[Tensor, Tensor]]:
+    """Of each parameter those of its rows and columns, whichever others it is looked at with."""
     generator = torch.Generator().manual_seed(seed)
 
-    def drawn(like: Tensor, *sizes: int) -> Tensor:
-        signs = torch.randint(2, sizes, generator=generator) * 2 - 1
+    def drawn(size: int, like: Tensor) -> Tensor:
+        signs = torch.randint(2, (SAMPLED, size), generator=generator) * 2 - 1
         return signs.to(device=like.device, dtype=like.dtype)
 
+    return {p: (drawn(len(p), p), drawn(p[0].numel(), p)) for p in parameters}
+
+
+def _groups(
+    places: Mapping[nn.Parameter, Tensor], signs: Mapping[nn.Parameter, tuple[Tensor, Tensor]]
+) -> Iterator[_Alike]:
+    """Neighbors of one shape, of so many elements at most."""
     begin = 0
     for _, alike in groupby(places, key=lambda p: (p.shape, len(places[p]))):
         of_one_shape = list(alike)
@@ -268,11 +278,12 @@ def _groups(places: Mapping[nn.Parameter, Tensor], seed: int) -> Iterator[_Alike
         most = max(1, _TOGETHER.get(first.device.type, 1) // first.numel())
         for start in range(0, len(of_one_shape), most):
             own = of_one_shape[start : start + most]
+            rows, columns = zip(*(signs[p] for p in own), strict=True)
             yield _Alike(
                 numbers=slice(begin, begin + len(own)),
                 places=torch.stack([places[p] for p in own]),
-                rows=drawn(own[0], len(own), SAMPLED, len(own[0])),
-                columns=drawn(own[0], len(own), SAMPLED, own[0][0].numel()),
+                rows=torch.stack(rows),
+                columns=torch.stack(columns),
             )
             begin += len(own)
 
@@ -303,8 +314,12 @@ def way_of(first: Tensor, second: Tensor, counts: Tensor) -> Tensor:
 
 def whole_rms(x: Tensor) -> Tensor:
     """Root mean square [n] of all elements of each x [n, R, C], in float64."""
-    norm: Tensor = vector_norm(x, dim=(1, 2), dtype=torch.float64)
-    return norm / math.sqrt(x[0].numel())
+    return _norms(x) / math.sqrt(x[0].numel())
+
+
+def _norms(x: Tensor) -> Tensor:
+    norms: Tensor = vector_norm(x, dim=(1, 2), dtype=torch.float64)
+    return norms
 
 
 def at_least_one(count: Tensor) -> Tensor:
