@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from runbook.accounts import Workload, apart, computed_twice, each_rank, within
-from runbook.accounts.first_weights import begins
+from runbook.accounts.first_weights import NO_SHAPE, begins, parameters
 from runbook.folder.launch.shapes import is_count
 from runbook.records.evidence import RankLog
 
@@ -266,6 +266,36 @@ def other_selection(gates: pd.DataFrame | None, shape: Mapping[str, Any], seq_le
                 f"l_sel={l_sel} and S={seq_len} mean {meant:.4g}"
             )
     return ""
+
+
+def flops_account(env: Mapping[str, Any], work: Workload) -> list[str]:
+    """The FLOPs per token that env.json tells, of which MFU is made, are those of its model."""
+    told = (env.get("effective") or {}).get("model_flops_per_token")
+    try:
+        wanted = 6.0 * (parameters(env) + _attended(work))
+    except NO_SHAPE:
+        return []  # said by `size_account`
+    if told is None or apart(told, wanted) <= _WHOLE_NUMBERS * wanted:
+        return []
+    return [f"env.json tells {told} FLOPs per token; this model needs {wanted:.5g}"]
+
+
+def _attended(work: Workload) -> float:
+    """Numbers of keys and values that a token's queries meet, of all heads and layers.
+
+    A query of block b meets min(n_sel, b + 1) blocks but for what of its own comes later; a
+    compressed key is met by the queries from its last token on.
+    """
+    names = ("l", "d", "l_sel", "n_sel", "w", "n_layers", "n_heads", "d_k", "d_v")
+    size, stride, block, chosen, window, layers, heads, d_k, d_v = (
+        int(work.shape[name]) for name in names
+    )
+    length = work.seq_len
+    compressed = sum(range(max(0, length - size + 1), 0, -stride))
+    later = sum(block - 1 - query % block for query in range(length))
+    selected = block * _mean_blocks(chosen, length, block) * length - later
+    near = sum(min(window, query + 1) for query in range(length))
+    return layers * heads * (d_k + d_v) * (compressed + selected + near) / length
 
 
 def _mean_blocks(most: int, seq_len: int, size: int) -> float:

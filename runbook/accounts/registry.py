@@ -85,7 +85,7 @@ _TITLES = {
 # What is not as it was asked for; in all others two sources differ.
 _MISMATCHES = ("selection", "settings", "first_weights")
 # What else is off may follow from these.
-_LEADING = ("left_over", "exchange", "first_weights")
+_LEADING = ("left_over", "own_loss", "exchange", "first_weights")
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.memory_account),
     Account(Row.ACCOUNTS, model.gates_account),
     Account(Row.ACCOUNTS, model.selection_account, "selection"),
+    Account(Row.ACCOUNTS, model.flops_account),
     Account(Row.ACCOUNTS, tables.evaluations_left_out, "evaluations"),
     Account(Row.ACCOUNTS, data.held_out_account, "evaluated"),
     Account(Row.ACCOUNTS, tables.evaluation_account, "evaluated"),

@@ -17,6 +17,7 @@ from runbook.accounts import GeneratedData, Workload
 from runbook.accounts.between_steps import fetch_account
 from runbook.accounts.first_weights import size_account
 from runbook.accounts.gradients import gradient_account
+from runbook.accounts.model import flops_account
 from runbook.folder.launch.shapes import ENV, shaped
 from tests.accounts.launches import STEPS, Ranks, changed, ending_of, honest, proof_of, steps_of
 
@@ -106,9 +107,17 @@ def of_model(cfg: ModelConfig, n_params: object) -> dict[str, Any]:
                 "mlp_ratio": cfg.mlp_ratio,
                 "tie_embeddings": cfg.tie_embeddings,
             },
-            "nsa": {"l": own["l"], "phi": own["phi"]},
+            "nsa": {name: own[name] for name in ("l", "d", "l_sel", "n_sel", "w", "phi")},
         },
-        "effective": {"n_params": n_params, "vocab_size": cfg.vocab_size},
+        "effective": {
+            "per_rank_batch": 1,
+            "seq_len": 50,
+            "accumulation": 1,
+            "dtype": "fp32",
+            "n_params": n_params,
+            "vocab_size": cfg.vocab_size,
+        },
+        "world_size": 1,
     }
 
 
@@ -134,6 +143,25 @@ def test_a_models_own_count_balances(phi: Any, tied: bool, ratio: float, layers:
         assert f"a model of its config has {built(cfg)}" in problem
     for wrong in (built(cfg) - 1, 0, None):
         assert size_account(of_model(cfg, wrong))
+
+
+@pytest.mark.parametrize("seq_len", [1, 7, 50, 64])
+def test_flops_of_a_token_are_those_of_the_keys_that_it_meets(seq_len: int) -> None:
+    """Counted key by key; FLOPs that are told twice as high would double MFU."""
+    cfg = ModelConfig(vocab_size=50, n_layers=2, attention=NSAConfig(**SMALL))
+    told = of_model(cfg, built(cfg))
+    told["effective"]["seq_len"] = seq_len
+    met = 0
+    for query in range(seq_len):
+        met += sum(1 for first in range(0, seq_len, 4) if first + 7 <= query)
+        blocks = sorted({0, query // 8 - 1, query // 8} & set(range(seq_len)))
+        met += sum(1 for key in range(query + 1) if key // 8 in blocks)
+        met += sum(1 for key in range(query + 1) if query - key < 8)
+    # Scores and weighted sums, each a product and a sum, once forward and twice backward.
+    wanted = 6 * built(cfg) + 3 * 2 * 4 * (6 + 10) * 2 * met / seq_len
+    for share in (1, 2, 1 + 1e-5, 0):
+        told["effective"]["model_flops_per_token"] = wanted * share
+        assert (not flops_account(told, Workload.of(told))) is (share == 1)
 
 
 @pytest.mark.parametrize(

@@ -168,8 +168,8 @@ def test_what_may_be_meant_has_never_fewer_gpus_than_were_typed(case: str) -> No
 def test_the_cpu_profile_trains_with_three_micro_batches_in_a_required_phase() -> None:
     """The first, the last, and one between them, which two would not have."""
     profile = load_profile("cpu")
-    assert profile.phases["nvtx"].env["NSA_ACCUM"].value == "3"
-    assert {"nvtx.gradients", "nvtx.accounts"} <= set(profile.required)
+    assert profile.phases["sdpa_audit"].env["NSA_ACCUM"].value == "3"
+    assert {"sdpa_audit.gradients", "sdpa_audit.accounts"} <= set(profile.required)
 
 
 # What the production runbook makes mandatory and the cheatsheet bakes in, under today's names.
