@@ -193,7 +193,6 @@ def plan_launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     uses_nccl = loaded.config.runtime.device != "cpu"
     passed, wrong = torch_env.plan(environ, uses_nccl=uses_nccl)
     problems += wrong
-    _check_profile(flags, blocks, problems)
     if problems:
         raise refusal(problems)
     return LaunchPlan(
@@ -262,8 +261,15 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
             f"train.batch_size={batch} is the global batch and must be divisible by the "
             f"{ranks} ranks: use {' or '.join(map(str, fitting))}"
         )
-    if flags.arms and flags.resume:
-        problems.append("--arms and --resume exclude each other")
+    if flags.arms:
+        given = {"--resume": flags.resume, "--profile-steps": flags.profile_steps}
+        problems += [f"--arms and {flag} exclude each other" for flag in given if given[flag]]
+    steps, need = config.train.steps, flags.profile_steps + PROFILE_WARMUP_STEPS + 1
+    if flags.profile_steps and steps < need:
+        problems.append(
+            f"--profile-steps {flags.profile_steps} needs at least {need} steps "
+            f"({PROFILE_WARMUP_STEPS} before and one after), this launch has {steps}"
+        )
     problems += _keeping(config.train)
     if config.data.dataset == "local" and not config.data.local_path:
         problems.append("--dataset local needs --local-path (a file or a folder)")
@@ -297,26 +303,6 @@ def _blocks(
     except NSAError as error:
         problems += error.problems
         return [], None
-
-
-def _check_profile(flags: Flags, blocks: Sequence[Block], problems: list[str]) -> None:
-    steps = sum(block.total_steps for block in blocks)
-    need = flags.profile_steps + PROFILE_WARMUP_STEPS + 1
-    if flags.profile_steps and blocks and steps < need:
-        problems.append(
-            f"--profile-steps {flags.profile_steps} needs at least {need} steps "
-            f"({PROFILE_WARMUP_STEPS} before and one after), this launch has {steps}"
-        )
-    first = 1
-    for block in blocks:
-        inside = PROFILE_WARMUP_STEPS < first <= PROFILE_WARMUP_STEPS + flags.profile_steps + 1
-        if inside and any(block.toggles.flag(name) for name in AUDITED):
-            problems.append(
-                f"--profile-steps {flags.profile_steps} covers step {first}, where block "
-                f"{block.index} ({block.arm}) audits its kernels with the same profiler: profile "
-                "fewer steps, or make the blocks before it longer"
-            )
-        first += block.total_steps
 
 
 def _notes(flags: Flags, schedule: ArmFile | None, blocks: Sequence[Block]) -> list[str]:
