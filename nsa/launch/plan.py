@@ -245,11 +245,15 @@ def _ddp(asked: str, place: Place, problems: list[str]) -> bool:
 
 def harness_of(environ: Mapping[str, str], problems: list[str]) -> tuple[Path | None, str | None]:
     """The run directory and the token that a harness gave; what is wrong goes to `problems`."""
-    token = environ.get(RUN_TOKEN_VARIABLE)
-    if token is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", token):
-        problems.append(f"{RUN_TOKEN_VARIABLE}={token!r}: must be 8 to 64 hexadecimal digits")
-    folder = environ.get(RUN_DIR_VARIABLE)
-    return (Path(folder) if folder else None), token
+    folder, token = environ.get(RUN_DIR_VARIABLE), environ.get(RUN_TOKEN_VARIABLE)
+    if not folder and not token:
+        return None, None
+    if not folder or not re.fullmatch(r"[0-9a-fA-F]{8,64}", token or ""):
+        problems.append(
+            f"{RUN_TOKEN_VARIABLE}={token!r}, {RUN_DIR_VARIABLE}={folder!r}: must be 8 to 64 "
+            "hexadecimal digits and a folder, or neither be set"
+        )
+    return Path(folder or "").resolve(), token
 
 
 def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: ToggleSet) -> list[str]:
