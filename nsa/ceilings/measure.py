@@ -28,7 +28,7 @@ from nsa.launch.output import MIB, Heartbeat, write_json
 from nsa.launch.plan import Place
 from nsa.launch.process import Termination, open_run_dir
 from nsa.launch.ranks import Ranks, device_of, join_ranks
-from nsa.step.clock import StepClock
+from nsa.step.numbers import StepClock
 from nsa.train.session import Ending, run_rank
 from nsa.train.settle import End
 
