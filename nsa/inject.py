@@ -392,7 +392,7 @@ KINDS: dict[str, Install] = {
     "exploding": loss_as(_scaled_gradient(1e6)),
     "zero_gradients": at_step(_silence_gradients),
     "gate_collapse": at_step(_collapse_gates),
-    "flatline": instead("nsa.step.clock", "Mark.seconds", lambda _real, _mark: 0.125),
+    "flatline": instead("nsa.step.numbers", "Mark.seconds", lambda _real, _mark: 0.125),
     "leak": at_step(_leak, every=True),
     "device_oom": at_step(_device_oom),
     "host_oom": at_step(_host_oom),

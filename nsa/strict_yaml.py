@@ -7,7 +7,6 @@ word. Here a boolean is `true` or `false` only, numbers are numbers, a repeated 
 from __future__ import annotations
 
 import re
-from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
@@ -23,116 +22,93 @@ _BOOL = re.compile(r"^(?:true|false|True|False)$")
 _NULL = re.compile(r"^(?:~|null|Null|)$")
 
 
-# A tag that is written down means no more than what the value would be read as without it.
-_STANDARD = "tag:yaml.org,2002:"
-_FITS: dict[str, re.Pattern[str] | type[yaml.Node]] = {
-    "bool": _BOOL,
-    "int": _INT,
-    "float": _FLOAT,
-    "null": _NULL,
-    "str": yaml.ScalarNode,
-    "seq": yaml.SequenceNode,
-    "map": yaml.MappingNode,
-}
-
-# libyaml's parser takes a tenth of the time; PyYAML has it where it was built with it.
-_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _Loader(_Safe):  # type: ignore[misc]
-    problems: list[str]
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        kind = node.tag.removeprefix(_STANDARD)
-        fits = _FITS.get(kind)
-        if not isinstance(fits, re.Pattern):
-            right = isinstance(node, fits or ())
-        else:
-            right = isinstance(node, yaml.ScalarNode) and fits.match(node.value) is not None
-        if not right:
-            tag = f"!!{kind}" if node.tag.startswith(_STANDARD) else node.tag
-            line = node.start_mark.line + 1
-            raise yaml.YAMLError(f"line {line}: the tag {tag} is not read; write the value alone")
-        return super().construct_object(node, deep=deep)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            line = key_node.start_mark.line + 1
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise yaml.YAMLError(f"line {line}: a key is a word, not a list or a mapping")
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                self.problems.append(f"line {line}: key {key!r} repeats line {seen[key]}")
-            seen.setdefault(key, line)
-        made: dict[Any, Any] = super().construct_mapping(node, deep=deep)
-        return made
-
-
-_Loader.yaml_implicit_resolvers = {}
-for _kind, _pattern, _first in (
-    ("bool", _BOOL, "tfTF"),
-    ("int", _INT, "-+0123456789"),
-    ("float", _FLOAT, "-+0123456789."),
-    ("null", _NULL, ["~", "n", "N", ""]),
-):
-    _Loader.add_implicit_resolver(f"{_STANDARD}{_kind}", _pattern, list(_first))
-
-
-def load_strict(text: str) -> tuple[Any, list[str]]:
-    """Parse one YAML document. Returns the data (None where unreadable) and the problems.
-
-    A text is parsed once in a process: a run asks for the same profiles a dozen times.
-    """
-    return deepcopy(_parsed(text))
-
-
 # More values than any profile or config has, with every alias written out, and deeper than any.
 _MOST_NODES, _DEEPEST = 100_000, 64
 # A longer text is not parsed: whoever reads a file needs no more of it than one beyond.
 MOST_BYTES = 1 << 20
 _TOO_DEEP = f"its lists and maps are nested over {_DEEPEST} deep"
 
+# libyaml's parser takes a tenth of the time; PyYAML has it where it was built with it.
+_Safe: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# In the place of tags: what a scalar means is told by it alone, or it is text.
+_PLAIN, _AS_IT_IS = "plain", "as it is"
 
-def _outsize(root: yaml.Node) -> str:
-    """What is too much of the document once its aliases stand for what they name, if anything."""
-    left, count = [(root, 1)], 0
-    while left:
-        node, depth = left.pop()
-        count += 1
+
+class _Loader(_Safe):  # type: ignore[misc]
+    def resolve(self, kind: type[yaml.Node], _value: object, implicit: Any) -> str:
+        return _PLAIN if kind is yaml.ScalarNode and implicit[0] else _AS_IT_IS
+
+
+class _Reader:
+    """The values of one document's nodes."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self._count = 0
+
+    def value(self, node: yaml.Node, depth: int = 1) -> Any:
+        """Raises YAMLError for what has no meaning here, and for what is too much."""
+        self._count += 1
         if depth > _DEEPEST:
-            return _TOO_DEEP
-        if count > _MOST_NODES:
-            return f"its aliases stand for over {_MOST_NODES} values"
+            raise yaml.YAMLError(_TOO_DEEP)
+        if self._count > _MOST_NODES:
+            raise yaml.YAMLError(f"its aliases stand for over {_MOST_NODES} values")
+        if node.tag not in (_PLAIN, _AS_IT_IS):
+            tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+            raise yaml.YAMLError(f"{_line(node)}: the tag {tag} is not read; write the value alone")
         if isinstance(node, yaml.MappingNode):
-            left += [(one, depth + 1) for pair in node.value for one in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            left += [(one, depth + 1) for one in node.value]
-    return ""
+            return self._mapping(node, depth + 1)
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(one, depth + 1) for one in node.value]
+        if node.tag == _AS_IT_IS:
+            return node.value
+        return None if _NULL.match(node.value) else scalar(node.value)
+
+    def _mapping(self, node: yaml.MappingNode, depth: int) -> dict[Any, Any]:
+        made: dict[Any, Any] = {}
+        lines: dict[Any, str] = {}
+        for key_node, value_node in node.value:
+            line = _line(key_node)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.YAMLError(f"{line}: a key is a word, not a list or a mapping")
+            key = self.value(key_node, depth)
+            if key in lines:
+                self.problems.append(f"{line}: key {key!r} repeats {lines[key]}")
+            lines.setdefault(key, line)
+            made[key] = self.value(value_node, depth)
+        return made
+
+
+def _line(node: yaml.Node) -> str:
+    return f"line {node.start_mark.line + 1}"
+
+
+def load_strict(text: str) -> tuple[Any, list[str]]:
+    """Parse one YAML document. Returns the data (None where unreadable) and the problems."""
+    reader = _Reader()
+    try:
+        node = _parsed(text)
+        return (None if node is None else reader.value(node)), reader.problems
+    except RecursionError:
+        return None, [f"not valid YAML: {_TOO_DEEP}"]
+    except yaml.YAMLError as error:
+        told = " ".join(str(error).split())
+        # libyaml's own bound, in versions that have one.
+        deep = "exceeded maximum nesting depth" in told
+        return None, [f"not valid YAML: {_TOO_DEEP if deep else told}"]
 
 
 @lru_cache(maxsize=32)
-def _parsed(text: str) -> tuple[Any, list[str]]:
+def _parsed(text: str) -> yaml.Node | None:
+    """Once in a process: a run asks for the same profiles a dozen times."""
     if len(text) > MOST_BYTES:
-        return None, [f"not usable YAML: longer than {MOST_BYTES} characters"]
+        raise yaml.YAMLError(f"longer than {MOST_BYTES} characters")
     loader = _Loader(text)
-    loader.problems = []
     try:
-        node = loader.get_single_node()
-        if node is not None and (outsize := _outsize(node)):
-            return None, [f"not usable YAML: {outsize}"]
-        data = None if node is None else loader.construct_document(node)
-    except RecursionError:
-        return None, [f"not usable YAML: {_TOO_DEEP}"]
-    except yaml.YAMLError as error:
-        text = " ".join(str(error).split())
-        # libyaml's own bound, in versions that have one.
-        if "exceeded maximum nesting depth" in text:
-            return None, [f"not usable YAML: {_TOO_DEEP}"]
-        return None, [f"not valid YAML: {text}"]
+        node: yaml.Node | None = loader.get_single_node()
     finally:
         loader.dispose()
-    return data, loader.problems
+    return node
 
 
 def scalar(text: str) -> Any:

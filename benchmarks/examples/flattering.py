@@ -6,7 +6,7 @@ import os
 import sys
 import time
 
-from nsa.step import clock
+from nsa.step import numbers
 from nsa.train.__main__ import main
 
 
@@ -15,5 +15,5 @@ def _fewer_seconds() -> float:
 
 
 if __name__ == "__main__":
-    clock.perf_counter = _fewer_seconds  # type: ignore[attr-defined]
+    numbers.perf_counter = _fewer_seconds  # type: ignore[attr-defined]
     sys.exit(main(sys.argv[1:], os.environ))

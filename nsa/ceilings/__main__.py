@@ -38,8 +38,7 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     with for_good():
         from nsa.ceilings.measure import run
 
-    given = run_dir.resolve() if run_dir is not None and token is not None else None
-    return run(known.device, place, termination, run_dir=given, token=token)
+    return run(known.device, place, termination, run_dir=run_dir, token=token or "")
 
 
 if __name__ == "__main__":

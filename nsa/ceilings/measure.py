@@ -8,7 +8,9 @@ second source.
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +24,11 @@ from torch import Tensor
 
 from nsa.contract import CEILINGS_JSON, Ceiling, Event, ExitCode, Phase
 from nsa.launch.envfile import device_facts
-from nsa.launch.output import MIB, Heartbeat, say, write_json
+from nsa.launch.output import MIB, Heartbeat, write_json
 from nsa.launch.plan import Place
-from nsa.launch.process import Termination, by_hand, link_latest, new_token, open_run_dir
+from nsa.launch.process import Termination, open_run_dir
 from nsa.launch.ranks import Ranks, device_of, join_ranks
-from nsa.step.clock import StepClock
+from nsa.step.numbers import StepClock
 from nsa.train.session import Ending, run_rank
 from nsa.train.settle import End
 
@@ -35,8 +37,6 @@ _WARM_UP_S = 0.25
 _WARM_UP_ROUNDS = 2
 # The whole program takes seconds, so that a collective of a minute is stuck.
 _STUCK = timedelta(minutes=1)
-# What a launch by hand writes below, as the trainer does below its `out_dir`.
-_OUT_DIR = "artifacts/ceilings"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,10 +227,13 @@ def run(
     termination: Termination,
     *,
     run_dir: Path | None,
-    token: str | None,
+    token: str,
 ) -> int:
-    """Measure and write; returns the exit code after it was written as the last heartbeat."""
-    beat, ending = Heartbeat(rank=place.rank, token=token or ""), Ending()
+    """Measure and write; returns the exit code after it was written as the last heartbeat.
+
+    Without a run directory rank 0 prints the document, and nothing is written.
+    """
+    beat, ending = Heartbeat(rank=place.rank, token=token), Ending()
     grouped = place.from_torchrun and place.world_size > 1
 
     def measure() -> None:
@@ -243,19 +246,12 @@ def run(
 def _measure_all(
     asked: str, place: Place, beat: Heartbeat, *, grouped: bool, run_dir: Path | None
 ) -> None:
-    beat.write(Event.BOOT)
     if run_dir is not None:
         open_run_dir(run_dir, place, beat, grouped=grouped)
     device = device_of(place, asked, asked_by="--device")
     if device.type == "cuda":
         beat.cuda_mib = lambda: round(torch.cuda.memory_allocated() / MIB, 1)
     ranks = join_ranks(place, device, grouped=grouped, timeout=_STUCK)
-    if run_dir is None:
-        beat.token = ranks.from_rank0(new_token())
-        run_dir = Path(ranks.from_rank0(str(by_hand(_OUT_DIR, beat.token))))
-        open_run_dir(run_dir, place, beat, grouped=grouped)
-        if ranks.rank == 0:
-            link_latest(run_dir, _OUT_DIR)
     beat.write(Event.INIT_DONE)
     beat.phase = Phase.STEP
     bench = Bench(ranks)
@@ -278,7 +274,7 @@ def _device(device: torch.device) -> dict[str, Any]:
     return {"type": facts["type"], "name": facts["name"], "uuid": uuid}
 
 
-def _write(run_dir: Path, everything: list[dict[str, Any]], *, token: str) -> None:
+def _write(run_dir: Path | None, everything: list[dict[str, Any]], *, token: str) -> None:
     document = {
         "schema_version": 1,
         "run_token": token,
@@ -286,22 +282,7 @@ def _write(run_dir: Path, everything: list[dict[str, Any]], *, token: str) -> No
         "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
         "ranks": everything,
     }
-    write_json(run_dir / CEILINGS_JSON, document)
-    for rank in everything:
-        say(f"[ceilings] rank {rank['rank']} ({rank['device']['name']}): {_told(rank)}")
-    say(f"[run] {run_dir / CEILINGS_JSON}")
-
-
-def _told(rank: dict[str, Any]) -> str:
-    """The rates of a rank in words; of the smallest all-reduce its time."""
-    texts = []
-    for what in Ceiling:
-        one = rank[what]
-        name = what.replace("_", " ")
-        if one is None:
-            texts.append(f"no {name}")
-        elif what is Ceiling.LATENCY:
-            texts.append(f"{name} {sorted(one['seconds'])[len(one['seconds']) // 2] * 1e6:.0f} us")
-        else:
-            texts.append(f"{name} {one['rate']:.4g} {one['unit']}")
-    return ", ".join(texts)
+    if run_dir is None:
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        write_json(run_dir / CEILINGS_JSON, document)

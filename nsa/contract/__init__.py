@@ -50,7 +50,7 @@ ENOUGH_FILE = ".ENOUGH"
 ARMS_JSON = "arms.json"
 # When `nsa.inject` caused its fault.
 INJECTED_JSON = "injected.json"
-# A link to the newest run directory: beside those of launches by hand, and in the folder of all.
+# A link to the newest run directory: beside those by hand, and in the folder of the harness's runs.
 LATEST_LINK = "latest"
 # In a checkpoint's folder.
 CHECKSUMS_JSON = "checksums.json"

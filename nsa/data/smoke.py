@@ -8,10 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import queue
 import sys
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from time import perf_counter
 
@@ -101,28 +100,17 @@ def read(args: argparse.Namespace) -> dict[str, object]:
 
 def _opened(data: DataSection, args: argparse.Namespace) -> Source:
     """The source, opened within --timeout: without a network that alone may take long."""
-    done: queue.SimpleQueue[Source | Exception] = queue.SimpleQueue()
     share = Share(
         seq_len=args.seq_len, batch_size=args.batch, rank=args.rank, world_size=args.world_size
     )
-
-    def opening() -> None:
-        try:
-            done.put(open_source(data, share))
-        except Exception as error:  # noqa: BLE001 - handed over to the waiting thread
-            done.put(error)
-
-    threading.Thread(target=opening, daemon=True, name="data-open").start()
+    opening = ThreadPoolExecutor(1).submit(open_source, data, share)
     try:
-        found = done.get(timeout=args.timeout)
-    except queue.Empty:
+        return opening.result(timeout=args.timeout)
+    except TimeoutError:
         text = f"{args.dataset} was not open after {args.timeout:g} s (--timeout)"
         raise DataStallError(text) from None
-    if isinstance(found, Exception):
-        raise found
-    return found
 
 
 if __name__ == "__main__":
-    # The reading thread may be deep in a request; nothing is left to write.
+    # A thread may be deep in a request; nothing is left to write.
     leave(main(sys.argv[1:]))

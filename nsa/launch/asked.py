@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nsa.contract import CONFIG_VARIABLE, ExitCode, NSAError, did_you_mean
 from nsa.settings import OVERRIDES, Overrides, is_text, refusal
 from nsa.strict_yaml import scalar
-from nsa.toggles import ARM_TOGGLES, AUTO, NEEDS_CUDA, TOGGLES, ToggleSet, Value, contradictions
+from nsa.toggles import ARM_TOGGLES, AUTO, NEEDS_CUDA, ToggleSet, contradictions, read_values
 
 TRITON = "triton"
 _COMPILERS = ("g++", "clang++", "c++")
@@ -127,9 +127,15 @@ def load_blocks(path: str | Path, toggles: ToggleSet) -> tuple[list[Block], ArmF
     blocks = []
     for entry in file.blocks:
         where = f"--arms {path}: block {entry.block} ({entry.arm})"
-        values = _values(entry.set, where, problems)
+        values, wrong = read_values({n: v for n, v in entry.set.items() if n in ARM_TOGGLES})
+        wrong += [
+            f"{name} cannot change inside a launch{did_you_mean(name, ARM_TOGGLES)}; "
+            f"allowed: {', '.join(ARM_TOGGLES)}"
+            for name in entry.set
+            if name not in ARM_TOGGLES
+        ]
         merged = toggles.replaced(values, f"arm {entry.arm}")
-        problems += [f"{where}: {line}" for line in contradictions(merged)]
+        problems += [f"{where}: {line}" for line in (*wrong, *contradictions(merged))]
         blocks.append(
             Block(
                 index=entry.block,
@@ -142,22 +148,6 @@ def load_blocks(path: str | Path, toggles: ToggleSet) -> tuple[list[Block], ArmF
     if problems:
         raise refusal(problems)
     return blocks, file
-
-
-def _values(given: Mapping[str, str], where: str, problems: list[str]) -> dict[str, Value]:
-    values: dict[str, Value] = {}
-    for name, text in given.items():
-        if name not in ARM_TOGGLES:
-            problems.append(
-                f"{where}: {name} cannot change inside a launch{did_you_mean(name, ARM_TOGGLES)}; "
-                f"allowed: {', '.join(ARM_TOGGLES)}"
-            )
-            continue
-        try:
-            values[name] = TOGGLES[name].parse(text)
-        except NSAError as error:
-            problems.append(f"{where}: {error}")
-    return values
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -125,7 +125,7 @@ class ResidentMemory:
 
 
 class Heartbeat:
-    """Events of one rank. Until `open` gives it a file, events are kept and written then."""
+    """Events of one rank, the first of them `boot`; none before `open` gives it a file."""
 
     def __init__(self, *, rank: int, token: str) -> None:
         self.rank, self.token = rank, token
@@ -134,7 +134,6 @@ class Heartbeat:
         self.memory = ResidentMemory()
         self._pid = os.getpid()
         self._file: LineFile | None = None
-        self._early: list[dict[str, Any]] = []
         self.run_dir: Path | None = None
         self.on_exit: Callable[[], None] | None = None
 
@@ -142,12 +141,12 @@ class Heartbeat:
         """Create `heartbeat_rank{r}.jsonl`. Raises FileExistsError for an earlier launch's."""
         self.run_dir = run_dir
         self._file = LineFile(run_dir / HEARTBEATS.name(self.rank))
-        for line in self._early:
-            self._file.append(json.dumps(line | {"token": self.token}))
-        self._early = []
+        self.write(Event.BOOT)
 
     def write(self, event: Event, **fields: Any) -> None:
         """Append one event with times, memory, step and phase."""
+        if self._file is None:
+            return
         line = {
             "event": event,
             "ts": round(time.time(), 6),
@@ -161,10 +160,7 @@ class Heartbeat:
             "cuda_mib": self.cuda_mib() if self.cuda_mib else None,
             **plain(fields),
         }
-        if self._file is None:
-            self._early.append(line)
-        else:
-            self._file.append(json.dumps(line))
+        self._file.append(json.dumps(line))
 
     def sync(self) -> None:
         """Put the events on the disk."""

@@ -193,7 +193,6 @@ def plan_launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
     uses_nccl = loaded.config.runtime.device != "cpu"
     passed, wrong = torch_env.plan(environ, uses_nccl=uses_nccl)
     problems += wrong
-    _check_profile(flags, blocks, problems)
     if problems:
         raise refusal(problems)
     return LaunchPlan(
@@ -246,11 +245,15 @@ def _ddp(asked: str, place: Place, problems: list[str]) -> bool:
 
 def harness_of(environ: Mapping[str, str], problems: list[str]) -> tuple[Path | None, str | None]:
     """The run directory and the token that a harness gave; what is wrong goes to `problems`."""
-    token = environ.get(RUN_TOKEN_VARIABLE)
-    if token is not None and not re.fullmatch(r"[0-9a-fA-F]{8,64}", token):
-        problems.append(f"{RUN_TOKEN_VARIABLE}={token!r}: must be 8 to 64 hexadecimal digits")
-    folder = environ.get(RUN_DIR_VARIABLE)
-    return (Path(folder) if folder else None), token
+    folder, token = environ.get(RUN_DIR_VARIABLE), environ.get(RUN_TOKEN_VARIABLE)
+    if not folder and not token:
+        return None, None
+    if not folder or not re.fullmatch(r"[0-9a-fA-F]{8,64}", token or ""):
+        problems.append(
+            f"{RUN_TOKEN_VARIABLE}={token!r}, {RUN_DIR_VARIABLE}={folder!r}: must be 8 to 64 "
+            "hexadecimal digits and a folder, or neither be set"
+        )
+    return Path(folder or "").resolve(), token
 
 
 def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: ToggleSet) -> list[str]:
@@ -262,8 +265,15 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
             f"train.batch_size={batch} is the global batch and must be divisible by the "
             f"{ranks} ranks: use {' or '.join(map(str, fitting))}"
         )
-    if flags.arms and flags.resume:
-        problems.append("--arms and --resume exclude each other")
+    if flags.arms:
+        given = {"--resume": flags.resume, "--profile-steps": flags.profile_steps}
+        problems += [f"--arms and {flag} exclude each other" for flag in given if given[flag]]
+    steps, need = config.train.steps, flags.profile_steps + PROFILE_WARMUP_STEPS + 1
+    if flags.profile_steps and steps < need:
+        problems.append(
+            f"--profile-steps {flags.profile_steps} needs at least {need} steps "
+            f"({PROFILE_WARMUP_STEPS} before and one after), this launch has {steps}"
+        )
     problems += _keeping(config.train)
     if config.data.dataset == "local" and not config.data.local_path:
         problems.append("--dataset local needs --local-path (a file or a folder)")
@@ -297,26 +307,6 @@ def _blocks(
     except NSAError as error:
         problems += error.problems
         return [], None
-
-
-def _check_profile(flags: Flags, blocks: Sequence[Block], problems: list[str]) -> None:
-    steps = sum(block.total_steps for block in blocks)
-    need = flags.profile_steps + PROFILE_WARMUP_STEPS + 1
-    if flags.profile_steps and blocks and steps < need:
-        problems.append(
-            f"--profile-steps {flags.profile_steps} needs at least {need} steps "
-            f"({PROFILE_WARMUP_STEPS} before and one after), this launch has {steps}"
-        )
-    first = 1
-    for block in blocks:
-        inside = PROFILE_WARMUP_STEPS < first <= PROFILE_WARMUP_STEPS + flags.profile_steps + 1
-        if inside and any(block.toggles.flag(name) for name in AUDITED):
-            problems.append(
-                f"--profile-steps {flags.profile_steps} covers step {first}, where block "
-                f"{block.index} ({block.arm}) audits its kernels with the same profiler: profile "
-                "fewer steps, or make the blocks before it longer"
-            )
-        first += block.total_steps
 
 
 def _notes(flags: Flags, schedule: ArmFile | None, blocks: Sequence[Block]) -> list[str]:

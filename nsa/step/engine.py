@@ -23,7 +23,7 @@ from nsa.step import compiled
 from nsa.step import cuda_graphs as replay
 from nsa.step.ddp import Wrapped
 from nsa.step.dispatch import LAYERS, REPLAY, Dispatch, allow_kernels
-from nsa.step.optimizer import is_fused, learning_rate, new_optimizer, switched
+from nsa.step.numbers import is_fused, learning_rate, new_optimizer, switched
 from nsa.toggles import AUTO, ToggleSet
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -21,7 +21,7 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
-from nsa.step.optimizer import learning_rate
+from nsa.step.numbers import learning_rate
 from nsa.tests import built
 
 pytestmark = [pytest.mark.topic("first_weights"), pytest.mark.usefixtures("settings_of_torch")]

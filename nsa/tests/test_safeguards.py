@@ -27,9 +27,9 @@ from nsa.data import Batch
 from nsa.launch.plan import Place
 from nsa.launch.process import take_signals
 from nsa.launch.ranks import Ranks, parameter_hash
-from nsa.step import clock
+from nsa.step import numbers
 from nsa.step.engine import StepOutcome
-from nsa.step.sync import Posted, post
+from nsa.step.numbers import Posted, post
 from nsa.tests.built import flat, mean_gradient
 from nsa.tests.launched import SPOILED, SPOILS, STEPS, SUCCESS, kept, rows, spoil_gradient, trainer
 from nsa.tests.maths import device
@@ -235,7 +235,7 @@ def test_training_ends_with_the_step_in_which_it_is_told_to_and_saves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, rank: int
 ) -> None:
     """With the next one at the latest, and on CUDA one later. A step may take as long as four."""
-    monkeypatch.setattr(clock.Mark, "seconds", lambda _: 30.0)
+    monkeypatch.setattr(numbers.Mark, "seconds", lambda _: 30.0)
     loop = trainer(tmp_path, save_every=STEPS)
     place = Place(rank=rank, local_rank=0, world_size=1, nodes=1, from_torchrun=False)
     loop.ranks = Ranks(place=place, device=device(), grouped=False)
@@ -316,7 +316,7 @@ def test_a_step_is_timed_by_a_clock_that_nobody_sets(monkeypatch: pytest.MonkeyP
     """The time of day jumps by an hour at every look, as a copy of the module finds it."""
     jumps = count(0.0, 3600.0)
     monkeypatch.setattr(time, "time", lambda: next(jumps))
-    spec = spec_from_file_location("timed", clock.__file__)
+    spec = spec_from_file_location("timed", numbers.__file__)
     assert spec is not None and spec.loader is not None
     copy = module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "timed", copy)

@@ -206,17 +206,9 @@ def position_name(rank: int) -> str:
 
 
 def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
-    """What this rank writes: its own state, and a part of what all hold, about equal in bytes."""
-    shared = shared_state(engine)
-    ranks = engine.ranks
-    loads = [0] * ranks.world_size
-    mine = rank_state(engine, position)
-    for name, tensor in sorted(shared.items(), key=lambda item: (-item[1].nbytes, item[0])):
-        owner = loads.index(min(loads))
-        loads[owner] += tensor.nbytes
-        if owner == ranks.rank:
-            mine[name] = tensor
-    return mine
+    """What this rank writes: its own state, and rank 0 what all hold alike."""
+    shared = shared_state(engine) if engine.ranks.rank == 0 else {}
+    return {**shared, **rank_state(engine, position)}
 
 
 # -- which checkpoints of a run are kept ----------------------------------------------------------

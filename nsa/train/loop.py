@@ -12,12 +12,11 @@ from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, say
 from nsa.launch.process import Termination
 from nsa.launch.ranks import in_force
-from nsa.step.clock import StepClock
 from nsa.step.compiled import Refused
 from nsa.step.ddp import peak_cuda_mib, peak_reserved_mib
 from nsa.step.dispatch import needs_trial, trial_step
 from nsa.step.engine import Engine, StepOutcome
-from nsa.step.sync import Arriving, Posted, post
+from nsa.step.numbers import Arriving, Posted, StepClock, post
 from nsa.train.settle import End, Evaluations, Pending, Settler, Tables
 from nsa.witness.witness import Witness
 

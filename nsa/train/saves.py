@@ -1,9 +1,8 @@
 """The saves of a launch: begun while training goes on, told once written, and read back.
 
 Is what lies on the disk what the run held when the save began, and which steps lie there? Some
-elements of every tensor are noted as a save begins. When the next one begins, rank 0 reads a few
-tensors of its newest checkpoint back, which the run's token draws anew, and when the launch is over
-all of them, and compares, bit by bit.
+elements of every tensor are noted as a save begins. When the next one begins, and when the launch
+is over, rank 0 reads its newest checkpoint back and compares, bit by bit.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ from nsa.train import checkpoint
 from nsa.train.checkpoint import numbered, position_name, shared_state
 from nsa.train.restore import read, read_position
 
-# Of the model and of the optimizer each; no larger than is read in a moment.
-_TENSORS, _LARGEST = 3, 1 << 22
+# Of a tensor.
 _ELEMENTS = 64
-# So many elements are read back once a launch is over, and so many at a time.
+# So many elements of a checkpoint are read back, and so many at a time.
 _MOST_READ, _AT_ONCE = 1 << 29, 1 << 26
 # Steps and tensors that are named; more of them say no more.
 _MOST_WRONG = 8
@@ -74,7 +72,7 @@ class Saves:
         if self.under_way:
             self.finish()
         # Beside the steps, and before the new save may put the one before it away.
-        self._noted.check(self.folder)
+        self._noted.compare(self.folder)
         self._noted.note(step)
         if self._engine.ranks.grouped and self._group is None:
             # Of its own: the collectives of a save would mix with those of the steps.
@@ -118,7 +116,7 @@ class Saves:
 
 
 class ReadBack:
-    """Notes what a save has to hold; `check` reads it back, `report` says what came of all."""
+    """Notes what a save has to hold; `compare` reads it back, `report` says what came of all."""
 
     def __init__(self, engine: Engine, *, token: str) -> None:
         self._engine = engine
@@ -127,14 +125,8 @@ class ReadBack:
         self._places: dict[str, Tensor] = {}
         self._noted: dict[str, Tensor] = {}
         self._sizes: dict[str, int] = {}
-        self._drawn: list[str] = []
         self._read, self._wrong = 0, list[int]()
         self._unreadable: str | None = None
-
-    @property
-    def elements(self) -> int:
-        """How many `check` compares."""
-        return self._count(self._drawn)
 
     def note(self, step: int) -> None:
         """A save of this step begins: copy the elements. Waits for nothing."""
@@ -143,7 +135,6 @@ class ReadBack:
         live = shared_state(self._engine)
         self._sizes = {name: tensor.numel() for name, tensor in live.items()}
         self._draw(live)
-        self._drawn = self._few()
         self._step = step
         # The optimizer's counts change their device with its kernels.
         self._noted = {
@@ -151,19 +142,16 @@ class ReadBack:
             for name, tensor in live.items()
         }
 
-    def check(self, folder: Path) -> int:
-        """How many elements of the newest checkpoint, which is written, are not what was noted.
+    def compare(self, folder: Path) -> tuple[int, dict[str, int]]:
+        """How many elements of the newest checkpoint, which is written, were compared, and how many
+        are not what was noted, of each tensor of which any is.
 
-        Of a few tensors. All of one that cannot be read: it is no reason to end a run that has the
-        weights.
+        All of one that cannot be read: it is no reason to end a run that has the weights.
         """
-        return sum(self._compare(folder, self._drawn).values())
-
-    def _compare(self, folder: Path, names: Sequence[str]) -> dict[str, int]:
-        """How many elements of the newest checkpoint differ, of each tensor of which any does."""
         if self._step is None:
-            return {}
+            return 0, {}
         self._read += 1
+        names = self._every()
         differ: dict[str, int] = {}
         for group in self._groups(names):
             saved = self._saved(folder / checkpoint_name(self._step), group)
@@ -171,7 +159,7 @@ class ReadBack:
             differ |= {name: count for name, count in counts.items() if count}
         if differ and len(self._wrong) < _MOST_WRONG:
             self._wrong.append(self._step)
-        return differ
+        return sum(len(self._places[name]) for name in names), differ
 
     def _groups(self, names: Sequence[str]) -> Iterator[list[str]]:
         """Together all of them; each is small enough to be held at once, or a single tensor."""
@@ -184,9 +172,6 @@ class ReadBack:
             size += self._sizes[name]
         if group:
             yield group
-
-    def _count(self, names: Collection[str]) -> int:
-        return sum(len(self._places[name]) for name in names)
 
     def _differ(self, saved: Tensor | None, name: str, places: Tensor) -> int:
         if saved is None:
@@ -205,12 +190,11 @@ class ReadBack:
         """
         if self._step is None:
             return None
-        every = self._every()
-        differ = self._compare(folder, every)
+        elements, differ = self.compare(folder)
         return {
             "step": self._step,
             "tensors": sorted(differ)[:_MOST_WRONG],
-            "elements": self._count(every),
+            "elements": elements,
             "other": sum(differ.values()),
             "read": self._read,
             "wrong": self._wrong,
@@ -241,15 +225,6 @@ class ReadBack:
                 count = tensor.numel()
                 places = self._random.sample(range(count), min(_ELEMENTS, count))
                 self._places[name] = torch.tensor(sorted(places), device=tensor.device)
-
-    def _few(self) -> list[str]:
-        """Tensors of model and optimizer that are read in a moment."""
-        found: list[str] = []
-        for part in ("model.", "optimizer."):
-            sizes = self._sizes.items()
-            names = [n for n, size in sizes if n.startswith(part) and 1 < size <= _LARGEST]
-            found += self._random.sample(names, min(_TENSORS, len(names)))
-        return found
 
     def _every(self) -> list[str]:
         """All tensors, or as many drawn ones as may be read."""

@@ -20,13 +20,14 @@ from nsa.contract import (
     Event,
     ExitCode,
     Phase,
+    link_latest,
 )
 from nsa.data import Batch, DataStallError, Source, open_source
 from nsa.data.text import DataError
 from nsa.launch.envfile import announce, effective, write_env
 from nsa.launch.output import MIB, Heartbeat, say, shout
 from nsa.launch.plan import LaunchPlan
-from nsa.launch.process import Termination, by_hand, link_latest, new_token, open_run_dir
+from nsa.launch.process import Termination, by_hand, open_run_dir
 from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
 from nsa.settings import ConfigError
 from nsa.step.dispatch import is_out_of_memory
@@ -146,14 +147,13 @@ class _Session:
 
     def run(self) -> None:
         plan, beat = self.plan, self.beat
-        beat.write(Event.BOOT)
-        if plan.run_dir is not None and plan.run_token is not None:
-            self._open(plan.run_dir.resolve())
+        if plan.run_dir is not None:
+            self._open(plan.run_dir)
         device = choose_device(plan)
         if device.type == "cuda":
             beat.cuda_mib = lambda: round(torch.cuda.memory_allocated() / MIB, 1)
         ranks = start_ranks(plan, device)
-        run_dir = self._run_dir(ranks)
+        run_dir = plan.run_dir or self._by_hand(ranks)
         if plan.toggles.flag("NSA_NVTX"):
             tracing.enable_nvtx(True)
         engine = Engine(plan, ranks)
@@ -168,7 +168,7 @@ class _Session:
             self._describe(run_dir, engine, source, tested)
             if plan.run_dir is None:
                 # Only now: whoever resumes from `latest` needs to find what it went on from.
-                link_latest(run_dir, plan.config.train.out_dir)
+                link_latest(run_dir.parent, run_dir)
         tables = self._tables(run_dir)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)
@@ -199,14 +199,10 @@ class _Session:
     def _open(self, run_dir: Path) -> None:
         open_run_dir(run_dir, self.plan.place, self.beat, grouped=self.plan.ddp)
 
-    def _run_dir(self, ranks: Ranks) -> Path:
-        plan = self.plan
-        if plan.run_dir is not None and plan.run_token is not None:
-            return plan.run_dir.resolve()
-        token = plan.run_token or ranks.from_rank0(new_token())
-        self.beat.token = token
-        wanted = plan.run_dir or by_hand(plan.config.train.out_dir, token)
-        run_dir = Path(ranks.from_rank0(str(wanted))).resolve()
+    def _by_hand(self, ranks: Ranks) -> Path:
+        """A directory of this launch's own, and the token in its name."""
+        run_dir = Path(ranks.from_rank0(str(by_hand(self.plan.config.train.out_dir))))
+        self.beat.token = run_dir.name.rpartition("-")[2]
         self._open(run_dir)
         say(f"[run] {run_dir}", rank=ranks.rank)
         return run_dir

@@ -25,9 +25,8 @@ from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat, LineFile, say
 from nsa.launch.process import GRACE_S, Termination
 from nsa.layer import gate_stats
-from nsa.step.clock import Mark
 from nsa.step.engine import Engine
-from nsa.step.sync import Agreed, Arriving, Posted
+from nsa.step.numbers import Agreed, Arriving, Mark, Posted
 from nsa.witness.shadow.recompute import loss_again
 from nsa.witness.witness import Witness
 

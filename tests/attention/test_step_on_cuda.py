@@ -20,7 +20,7 @@ from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
 from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
-from nsa.step.sync import Arriving, post
+from nsa.step.numbers import Arriving, post
 from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
 
 PRODUCTION = Path(__file__).parents[2] / "configs/m7c_125m_2xa100_production.yaml"

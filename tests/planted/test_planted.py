@@ -23,7 +23,7 @@ SOME = Defect(
     name="some",
     area="time",
     what="an example",
-    edits=(Edit(path="nsa/step/clock.py", old="wall = now", new="wall = 2 * now"),),
+    edits=(Edit(path="nsa/step/numbers.py", old="wall = now", new="wall = 2 * now"),),
     phases=("baseline",),
     rows=("baseline.accounts", "baseline.oracle"),
     says=("sums to 0", "is off"),
@@ -66,9 +66,9 @@ def test_there_are_enough_of_them_and_all_are_described() -> None:
     [("no such text", "other", "0 times"), ("wall = now", "wall = (now", "would not be Python")],
 )
 def test_a_text_that_moved_is_an_error(old: str, new: str, problem: str) -> None:
-    edits = (Edit(path="nsa/step/clock.py", old=old, new=new),)
+    edits = (Edit(path="nsa/step/numbers.py", old=old, new=new),)
     (found,) = broken_anchors(ROOT, [replace(SOME, edits=edits)])
-    assert found.startswith("some: nsa/step/clock.py") and problem in found
+    assert found.startswith("some: nsa/step/numbers.py") and problem in found
 
 
 @pytest.mark.parametrize(

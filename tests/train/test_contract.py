@@ -18,7 +18,7 @@ from nsa import contract
 from nsa.contract import COMMON_FIELDS, FLIGHTS, Event, ExitCode, Phase
 from nsa.launch.envfile import redact
 from nsa.launch.output import LineFile, RecordWriteError, plain, write_json
-from nsa.launch.process import claim, leftovers, link_latest
+from nsa.launch.process import claim, leftovers
 from nsa.launch.ranks import SAVING_GROUP, parameter_hash, write_flight
 from nsa.settings import ConfigError
 from nsa.step.ddp import WireStats, compressed_all_reduce
@@ -112,25 +112,6 @@ def test_a_directory_with_traces_of_a_launch_is_refused(tmp_path: Path, name: st
         (tmp_path / other).touch()
     assert leftovers(tmp_path, world_size=2) == [name]
     assert {*leftovers(tmp_path, world_size=1)} == {name, "heartbeat_rank1.jsonl"}
-
-
-def test_two_links_lead_to_the_newest_launch_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`latest` beside it, and that of the folder in which the harness has its runs."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("first", "second"):
-        run_dir = tmp_path / "artifacts/prod" / name
-        run_dir.mkdir(parents=True)
-        link_latest(run_dir, "artifacts/prod")
-        for link in ("artifacts/latest", "artifacts/prod/latest"):
-            assert (tmp_path / link).resolve() == run_dir
-    link_latest(tmp_path / "artifacts/prod/first", str(tmp_path / "artifacts/prod"))
-    assert (tmp_path / "artifacts/latest").resolve().name == "second"
-    (tmp_path / "artifacts/latest").unlink()
-    (tmp_path / "artifacts/latest").write_text("mine")
-    link_latest(run_dir, "artifacts/prod")
-    assert (tmp_path / "artifacts/latest").read_text() == "mine"
 
 
 def test_json_holds_no_bare_nan() -> None:

@@ -31,7 +31,6 @@ def test_yaml_traps() -> None:
 def test_a_tag_is_refused_where_it_stands(value: str) -> None:
     said = f"not valid YAML: line 2: the tag {value.split()[0]} is not read; write the value alone"
     assert load_strict(f"a: 1\nb: {value}\n") == (None, [said])
-    assert load_strict("a: !!int 5\nb: !!str 5\n") == ({"a": 5, "b": "5"}, [])
 
 
 def test_the_production_config_is_the_documented_one() -> None:

@@ -17,7 +17,7 @@ from nsa.attention.branches import Grouped
 from nsa.attention.tracing import count_ranges, is_watched
 from nsa.data import Batch
 from nsa.step.engine import Engine
-from nsa.step.optimizer import is_fused, switched
+from nsa.step.numbers import is_fused, switched
 from nsa.witness.shadow import Shadow, sample
 from nsa.witness.shadow.recompute import branch_use
 from nsa.witness.shadow.sample import updates

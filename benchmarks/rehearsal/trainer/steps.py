@@ -19,7 +19,7 @@ from benchmarks.rehearsal.roofline import HOST_S, step_time
 from benchmarks.rehearsal.trainer.job import Job
 from nsa.data import chain_entropy_nats
 from nsa.launch.asked import Block
-from nsa.step.optimizer import learning_rate
+from nsa.step.numbers import learning_rate
 from runbook.accounts import GeneratedData
 
 # Standard deviations, as shares: of one launch's pace, and of one step's time.
