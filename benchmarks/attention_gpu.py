@@ -16,7 +16,7 @@ memory is what the allocator held at most, less what was there before; on a CPU 
 measured. Last, for our arms: the kernels on the device, each by itself.
 
 A peer is somebody else's kernel: by name one of `benchmarks.attention.peers`, all of them unless
-told otherwise, or a callable that takes the eight tensors of `nsa_attention` by name and cfg, and
+told otherwise, or a callable that takes the eight tensors of `Branches` by name and cfg, and
 returns the output. It is held against the same reference, shown as WRONG where it computes
 something else, and timed all the same; it decides nothing of the exit status. One that is not
 installed, or does not take a shape, is a line that says so. How to install each is in

@@ -20,12 +20,13 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -40,7 +41,6 @@ from benchmarks.attention.times import breakdown
 from benchmarks.attention_gpu import sparse
 from benchmarks.program import TO_BE_CONTINUED, Program, markdown_table, names
 from nsa.attention.triton import Tile, launch
-from nsa.attention.triton.launch import file_of, get, put, shapes_of
 from runbook.files import write_atomic
 
 # What a different order of sums may change, as a share of the largest number: bfloat16's rounding.
@@ -94,8 +94,12 @@ class Case:
         def exchanged(branch: str, cut: Any, *told: Any) -> Any:
             if branch != self.branch:
                 return saved(branch, cut, *told)
-            before.append(get(cut, self.field))
-            return put(cut, self.field, self.value)
+            names = self.field.split(".")
+            before.append(reduce(lambda part, name: part and getattr(part, name), names, cut))
+            told: Any = self.value
+            for name in reversed(names):
+                told = {name: told}
+            return launch.put(cut, told)
 
         with patch.object(launch, "_with_choices", exchanged):
             yield before
@@ -220,28 +224,38 @@ def length_of(row: dict[str, Any]) -> int:
     return int(row["shape"].partition("x")[2])
 
 
-def measured_at(rows: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
-    """Lengths at which each branch was measured, be the assumed cut the best one there or not."""
-    found = by([row for row in rows if "ms" in row], lambda row: row["branch"])
-    return {branch: sorted({length_of(row) for row in here}) for branch, here in sorted(found)}
+def choices_of(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Of each branch and length that was measured the parts of a cut to exchange, if any."""
+    made: dict[str, dict[str, dict[str, Any]]] = {}
+    known = [row for row in rows if "ms" in row]
+    for row in sorted(known, key=lambda row: (row["branch"], length_of(row))):
+        made.setdefault(row["branch"], {})[str(length_of(row))] = {}
+    for one in chosen(rows):
+        *outer, last = one["field"].split(".")
+        part = made[one["branch"]][str(one["seq_len"])]
+        for name in outer:
+            part = part.setdefault(name, {})
+        part[last] = one["value"]
+    return made
 
 
 def save(rows: Sequence[dict[str, Any]]) -> None:
     """Into the package's folder, for this device; of other branches, what was there stays."""
     device = torch.cuda.get_device_name()
-    path, choices, lengths = file_of(device), chosen(rows), measured_at(rows)
+    path = launch.FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '-', device).strip('-')}.json"
+    choices, untimed = choices_of(rows), []
     if path.is_file():
         before = json.loads(path.read_text("utf-8"))
-        choices += [one for one in before["choices"] if one["branch"] not in lengths]
-        lengths = {**before["lengths"], **lengths}
+        untimed = [one for one in before["untimed"] if one.partition(".")[0] not in choices]
+        choices = before["choices"] | choices
     document = {
         "device": device,
         "capability": ".".join(map(str, torch.cuda.get_device_capability())),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "shapes": shapes_of(CFG, torch.bfloat16.itemsize),
-        "lengths": lengths,
-        "choices": sorted(choices, key=lambda one: (one["branch"], one["seq_len"], one["field"])),
+        "shapes": launch.shapes_of(CFG, torch.bfloat16.itemsize),
+        "choices": choices,
+        "untimed": untimed,
     }
     path.parent.mkdir(exist_ok=True)
     write_atomic(path, json.dumps(document, indent=1) + "\n")

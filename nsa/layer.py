@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from nsa.attention import attend_grouped
-from nsa.attention.branches import Branches, Grouped, split_dim
-from nsa.attention.selection import accumulate_dtype
+from nsa.attention import attend
+from nsa.attention.branches import Branches, part_shape, split_dim
+from nsa.attention.selection import accumulate_dtype, group_queries
 from nsa.config import (
     BATCHED,
     FORCED_INITIAL_BLOCKS,
@@ -42,19 +42,10 @@ class Columns:
 
     cfg: NSAConfig
 
-    def shape(self, part: str) -> tuple[int, int]:
-        """(heads, width of a head) of a part."""
-        cfg = self.cfg
-        if part == "q":
-            return cfg.n_heads, cfg.d_k
-        if part == "gates":
-            return cfg.n_heads, 3
-        return cfg.n_kv_groups, cfg.d_k if part[0] == "k" else cfg.d_v
-
     @property
     def widths(self) -> list[int]:
         """Columns of each part."""
-        return [heads * width for heads, width in map(self.shape, PARTS)]
+        return [heads * width for heads, width in (part_shape(part, self.cfg) for part in PARTS)]
 
     @property
     def slices(self) -> dict[str, slice]:
@@ -93,11 +84,10 @@ def aligned(weight: Tensor) -> Tensor:
     return pad(weight, (0, 0, 0, -weight.shape[0] % 8)) if weight.shape[0] % 8 else weight
 
 
-def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Grouped:
+def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Branches:
     """Cut y [B,S,Columns.total] apart: keys and queries turned, gates through the sigmoid.
 
-    Columns of y beyond Columns.total are those of `aligned`, of no use here. What comes is token
-    before group in memory.
+    Columns of y beyond Columns.total are those of `aligned`, of no use here.
 
     Queries and the keys of all branches lie side by side, so that one product turns them all; two
     vectors turned like this have a product that depends on their positions only through the
@@ -121,7 +111,7 @@ def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig
         *values.split_with_sizes(groups, 2),
         split_dim(opened, 2, 3),
     )
-    return Branches(**dict(zip(PARTS, parts, strict=True))).grouped(cfg)
+    return Branches(**dict(zip(PARTS, parts, strict=True)))
 
 
 def _turn_real(source: Tensor, turns: Tensor) -> Tensor:
@@ -144,14 +134,15 @@ class BlockCompressor(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compress x [B,G,S,D] to [B,G,N,D]; N is 0 when S < l."""
-        if x.shape[2] < self.l:
+        """Compress x [B,S,G,D] to [B,N,G,D]; N is 0 when S < l."""
+        if x.shape[1] < self.l:
             # Keeps every parameter in the graph, with a zero gradient, for unused-parameter checks.
             nothing = sum(p.sum() * 0 for p in self.parameters())
-            return x[:, :, :0] + nothing
-        blocks = x.unfold(2, self.l, self.d).transpose(-1, -2) + self.position
+            return x[:, :0] + nothing
+        # A group's blocks follow each other, as its queries do.
+        blocks = x.transpose(1, 2).unfold(2, self.l, self.d).transpose(-1, -2) + self.position
         out: Tensor = self.net(blocks.flatten(-2))
-        return out
+        return out.transpose(1, 2)
 
 
 class NSAAttention(nn.Module):
@@ -193,7 +184,7 @@ class NSAAttention(nn.Module):
             self._turns = kept
         return kept[:seq_len]
 
-    def project(self, x: Tensor, turns: Tensor) -> Grouped:
+    def project(self, x: Tensor, turns: Tensor) -> Branches:
         """Turned queries and keys, values and gates of every branch for x [B,S,dim].
 
         turns: `turns` of S, complex, or as real numbers [S, d_k/2, 2] where a compiler reads this.
@@ -211,8 +202,9 @@ class NSAAttention(nn.Module):
     def attend(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What `forward` gives for x, gates [B,G,S,h,3] and chosen blocks [B,S,G,n_sel]."""
         parts = self.project(x, turns)
-        out, blocks = attend_grouped(parts, self.cfg, self.way)
-        return self.out_proj(out.flatten(2)), parts.gates.detach(), blocks
+        out, blocks = attend(parts, self.cfg, self.way)
+        gates = group_queries(parts.gates.detach(), self.cfg)
+        return self.out_proj(out.flatten(2)), gates, blocks
 
     def forward(self, x: Tensor) -> Tensor:
         """Attend within x [B,S,dim]; returns [B,S,dim]."""

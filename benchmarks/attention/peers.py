@@ -8,7 +8,7 @@ xunhao: XunhaoLai/native-sparse-attention-triton, 9bea856c,
 liger: linkedin/Liger-Kernel, pull request 1288, 94bcc232; no release has this attention,
 lucidrains: native-sparse-attention-pytorch 0.2.3, 83fa271c.
 
-Each branch gets its own keys and values, as in `nsa_attention`; the one module of lucidrains gets
+Each branch gets its own keys and values, as in `Branches`; the one module of lucidrains gets
 those of the selected branch for all. The window, which most leave to FlashAttention, runs by the
 copy of it that torch ships. A package is imported when its peer is called.
 """
@@ -42,7 +42,7 @@ FORCED = FORCED_INITIAL_BLOCKS, FORCED_LOCAL_BLOCKS
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Somebody else's attention, called as `nsa.attention.nsa_attention` is.
+    """Somebody else's attention, called with what `nsa.attention.Branches` holds.
 
     run: gets the imported modules, then the eight tensors and cfg by name. heads: the query heads
     of a group that it takes; any where empty. own_cfg: the sizes that it computes with, for a cfg

@@ -170,7 +170,7 @@ def choices(path: Path) -> Iterator[tuple[Kernel, int]]:
     if document["shapes"] != launch.shapes_of(cfg, itemsize=2):
         raise ValueError(f"{path}: measured for other shapes than the production's")
     capability = int(document["capability"].replace(".", ""))
-    measured = ((branch, at) for branch, lengths in document["lengths"].items() for at in lengths)
+    measured = ((branch, int(at)) for branch, made in document["choices"].items() for at in made)
     for kernel in distinct(_put_in_place(document, branch, at, cfg) for branch, at in measured):
         yield kernel, capability
 
@@ -181,13 +181,13 @@ def _put_in_place(
     """Kernels of a branch, and of all together, that are others with its choices than without."""
     parts = PARTS["compressed" if branch == "top" else branch], PARTS["core"]
 
-    def kernels(made: Sequence[dict[str, Any]]) -> list[Kernel]:
+    def kernels(made: dict[str, Any]) -> list[Kernel]:
         def adjust(of: str, cut: Any) -> Any:
-            return launch.put_all(cut, made) if of == branch else cut
+            return launch.put(cut, made) if of == branch else cut
 
         return [one for make in parts for one in make(cfg, seq_len, PAIRS, adjust)]
 
-    assumed = kernels(())
+    assumed = kernels({})
     return [
         kernel
         for kernel in kernels(launch.nearest(document, branch, seq_len))

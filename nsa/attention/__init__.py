@@ -13,7 +13,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from nsa.attention.branches import CHUNK_BYTES, Branches, Grouped, check_attention_inputs
+from nsa.attention.branches import CHUNK_BYTES, Branches
 from nsa.attention.cpu import batched_cpu
 from nsa.attention.cpu.pieces import one_piece
 from nsa.attention.reference import reference, sequential
@@ -32,54 +32,30 @@ def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Ten
 
     Asks for kernels as they are named, whether they can run or not.
     """
-    check_attention_inputs(x.named(), cfg)
+    x.check(cfg)
     # Autocast would quietly round the scores that choose blocks; types are the caller's here. A
     # compiler knows no change of precision: what chooses blocks makes its own, out of its sight.
-    precise = nullcontext() if torch.compiler.is_compiling() else full_float32()
+    compiling = torch.compiler.is_compiling()
+    precise = nullcontext() if compiling else full_float32()
     with torch.autocast(x.q.device.type, enabled=False), precise:
         if way.path == "reference":
             return reference(x, cfg, way.selection_ranges)
         if way.path == "sequential":
             return sequential(x, cfg, way.selection_ranges)
-        if _by_sdpa(x.q, way):
+        # A compiler does not look into pieces that numbers decide.
+        if way.by_sdpa(x.q.device.type) or compiling:
             return batched_sdpa(x, cfg, way)
-        return batched_cpu(x.grouped(cfg), cfg, way.selection_ranges)
-
-
-def _by_sdpa(q: Tensor, way: Way) -> bool:
-    """A compiler does not look into pieces that numbers decide."""
-    return way.by_sdpa(q.device.type) or torch.compiler.is_compiling()
-
-
-def attend_grouped(x: Grouped, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
-    """`attend` on the layer's own layout, without checks, and without copies on the CPU path."""
-    if way.path == "batched" and not _by_sdpa(x.q, way):
-        with torch.autocast("cpu", enabled=False):
-            return batched_cpu(x, cfg, way.selection_ranges)
-    return attend(x.flat(), cfg, way)
+        return batched_cpu(x, cfg, way.selection_ranges)
 
 
 def nsa_attention(
-    q: Tensor,
-    k_cmp: Tensor,
-    v_cmp: Tensor,
-    k_sel: Tensor,
-    v_sel: Tensor,
-    k_win: Tensor,
-    v_win: Tensor,
-    gates: Tensor,
+    x: Branches,
     cfg: NSAConfig,
     way: Way = BATCHED,
     *,
     cu_seqlens: Tensor | Sequence[int] | None = None,
 ) -> Tensor:
     """Native Sparse Attention (arXiv 2502.11089, equation 5): output [B,S,H,Dv] in q's type.
-
-    q: [B,S,H,Dk]. k_sel, k_win: [B,S,G,Dk]; v_sel, v_win: [B,S,G,Dv]. k_cmp, v_cmp: the same
-    shapes, raw, for cfg.phi "avg" (they are pooled here); already compressed [B,N,G,D] with
-    N = cfg.n_compressed(S) for phi "mlp". gates: [B,S,H,3] in [0,1] for the compressed, selected
-    and window branch. All of one type (float64, float32, bfloat16, float16) and device. Rotary
-    positions, where wanted, are already applied.
 
     way: how it runs (`choose_path` says which implementation of "batched" and why). Its kernels are
     "masked" (torch's SDPA, anywhere) or "triton" (of this package, for all branches and the choice
@@ -96,16 +72,7 @@ def nsa_attention(
 
     Raises NSAError (a ValueError) that lists every wrong argument.
     """
-    x = Branches(
-        q=q,
-        k_cmp=k_cmp,
-        v_cmp=v_cmp,
-        k_sel=k_sel,
-        v_sel=v_sel,
-        k_win=k_win,
-        v_win=v_win,
-        gates=gates,
-    )
+    q = x.q
     problem = triton_problem(cfg, q.dtype, q.device) if way.kernels == "triton" else None
     errors = [f"kernels='{way.kernels}': {problem}; use 'masked'"] if problem else []
     if cu_seqlens is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -21,11 +22,17 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from nsa.attention.branches import Branches, chunks, split_dim
-from nsa.attention.compressed import attend_compressed
-from nsa.attention.selection import block_bits, block_map, build_ranges, compress
-from nsa.attention.tracing import profile_range
+from nsa.attention.selection import (
+    Picker,
+    block_bits,
+    block_map,
+    build_ranges,
+    compress,
+    full_float32,
+)
+from nsa.attention.tracing import config_of, differentiate, operator, profile_range, told
 from nsa.attention.triton import operators as by_triton
-from nsa.config import NSAConfig, Ranges, Way
+from nsa.config import NSAConfig, Way
 from nsa.contract import (
     ATTEND_RANGE,
     CMP_RANGE,
@@ -122,46 +129,193 @@ def _pooled(x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-def chosen(
-    q: Tensor, terms: Tensor, lse: Tensor, cfg: NSAConfig, version: Ranges
-) -> tuple[Tensor, Tensor]:
-    """Blocks [B,S,G,n_sel] by the kernels' compressed keys, and their merged ranges as bits.
-
-    v2's ranges are made with the choice, v1's by loops from the blocks.
-    """
-    given = (q, terms, lse, cfg.l, cfg.d, cfg.l_sel, cfg.n_sel)
-    if version == "v2":
-        with profile_range(SCORES_RANGE), profile_range(SELECTION_RANGES[version]):
-            return by_triton.top_blocks(*given)
-    with profile_range(SCORES_RANGE):
-        blocks, _ = by_triton.top_blocks(*given)
-    return blocks, block_bits(build_ranges(blocks, cfg, version), cfg)
-
-
 def _by_kernels(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and blocks [B,S,G,n_sel] of q [B,S,G,h,Dk], all branches by ours."""
     # What `core` differentiates for all of them.
-    seen, told = q.detach(), (cfg.l, cfg.d)
+    seen, shape, version = q.detach(), told(cfg), way.selection_ranges
     with profile_range(WIN_RANGE):
         win, win_lse, terms, values = by_triton.window_and_terms(
-            seen, x.k_win.detach(), x.v_win.detach(), x.k_cmp.detach(), x.v_cmp.detach(), cfg.w,
-            *told, cfg.phi,
-        )  # fmt: skip
+            seen, x.k_win.detach(), x.v_win.detach(), x.k_cmp.detach(), x.v_cmp.detach(), shape
+        )
     with profile_range(CMP_RANGE):
-        cmp, cmp_lse, lse = by_triton.compressed(seen, terms, values, *told)
-    blocks, bits = chosen(seen, terms, lse, cfg, way.selection_ranges)
+        cmp, cmp_lse, lse = by_triton.compressed(seen, terms, values, shape)
+    # v2's ranges are made with the choice, v1's by loops from the blocks.
+    of_ranges = profile_range(SELECTION_RANGES[version]) if version == "v2" else nullcontext()
+    with profile_range(SCORES_RANGE), of_ranges:
+        blocks, bits = by_triton.top_blocks(seen, terms, lse, shape)
+    if version == "v1":
+        bits = block_bits(build_ranges(blocks, cfg, version), cfg)
     with profile_range(GATE_RANGE), profile_range(ATTEND_RANGE):
         out, _, _ = by_triton.core(
             q, x.k_cmp, x.v_cmp, x.k_sel, x.v_sel, x.k_win, x.v_win, x.gates, bits, terms, values,
-            cmp, cmp_lse, win, win_lse, cfg.w, *told, cfg.l_sel, cfg.n_sel, cfg.phi,
+            cmp, cmp_lse, win, win_lse, shape,
         )  # fmt: skip
     return out, blocks
 
 
+# The gradients of keys and values are sums over all queries: as one product, a small matrix made of
+# very long rows, for which a library fills few of a GPU's processors (a fifth of an H100's step).
+# So the rows are cut into pieces whose products are added: at most so many, of at least so many.
+_PIECES, _LEAST_ROWS = 32, 256
+
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+def _rows(x: Tensor, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+    """Queries [start, stop) of x [B,G,S,h,D] as rows of matrices [B*G, (stop-start)*h, D]."""
+    part = x[:, :, start:stop].to(dtype, memory_format=torch.contiguous_format)
+    return part.reshape(x.shape[0] * x.shape[1], -1, x.shape[4])
+
+
+def _pieces(n_rows: int, device: torch.device) -> int:
+    """Into how many equal pieces rows are cut for a sum over all of them."""
+    if device.type == "cpu":
+        return 1
+    most = min(_PIECES, n_rows // _LEAST_ROWS)
+    return next((n for n in range(most, 1, -1) if n_rows % n == 0), 1)
+
+
+def _probabilities(rows: Tensor, keys: Tensor, hidden: Tensor, heads: int) -> Tensor:
+    """Equation 8 for rows [M,C*h,Dk] on keys [M,N,Dk], hidden bool [C,1,N]: [M,C*h,N]."""
+    logits = torch.bmm(rows, keys.transpose(1, 2))
+    grid = logits.view(rows.shape[0], -1, heads, keys.shape[1])
+    grid.masked_fill_(hidden, float("-inf"))
+    return logits.softmax(-1)
+
+
+def _add_product(total: Tensor | None, a: Tensor, b: Tensor) -> Tensor:
+    """Sum over rows of a [M,R,N] times b [M,R,D], added to total: [M,N,D]."""
+    pieces = _pieces(a.shape[1], a.device)
+    if pieces == 1:
+        a = a.transpose(1, 2)
+        return torch.bmm(a, b) if total is None else total.baddbmm_(a, b)
+    first, second = (x.view(-1, x.shape[1] // pieces, x.shape[2]) for x in (a, b))
+    products = split_dim(torch.bmm(first.transpose(1, 2), second), 0, pieces)
+    return products.sum(1) if total is None else total.add_(products.sum(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Cut:
+    """A call's chunks of queries [start, stop), positions [S], and last tokens of blocks [N]."""
+
+    chunks: list[tuple[int, int]]
+    positions: Tensor
+    ends: Tensor
+
+    @classmethod
+    def of(cls, q: Tensor, keys: Tensor, cfg: NSAConfig) -> _Cut:
+        """Of q [B,G,S,h,Dk] on keys [B*G,N,Dk]."""
+        batch, _, seq_len, heads, _ = q.shape
+        positions = torch.arange(seq_len, device=q.device)
+        # A block is visible from its last token on; before the first one ends, none is.
+        ends = torch.arange(cfg.l - 1, cfg.l - 1 + cfg.d * keys.shape[1], cfg.d, device=q.device)
+        row = batch * q.shape[1] * heads * ends.numel() * keys.itemsize
+        cuts = chunks(min(cfg.l - 1, seq_len), seq_len, row)
+        return cls(chunks=cuts, positions=positions, ends=ends)
+
+    def hidden(self, start: int, stop: int) -> Tensor:
+        """Which blocks queries do not see: bool [stop - start, 1, N]."""
+        return self.ends > self.positions[start:stop, None, None]
+
+
+def _forward(
+    q: Tensor, keys: Tensor, values: Tensor, cut: _Cut, cfg: NSAConfig
+) -> tuple[Tensor, Tensor]:
+    """Attend by chunks; each chunk's probabilities choose its blocks, then they are gone."""
+    batch, groups, seq_len, heads, _ = q.shape
+    out = values.new_zeros(keys.shape[0], seq_len * heads, values.shape[2])
+    picker = Picker(cfg, cut.positions, batch * groups)
+    with full_float32():
+        for start, stop in cut.chunks:
+            with profile_range(CMP_RANGE):
+                rows = _rows(q, start, stop, keys.dtype)
+                p = _probabilities(rows, keys, cut.hidden(start, stop), heads)
+                torch.bmm(p, values, out=out[:, start * heads : stop * heads])
+            first = max(start, picker.first)
+            if first < stop:
+                with profile_range(SCORES_RANGE):
+                    of_heads = p.view(p.shape[0], stop - start, heads, -1)[:, first - start :]
+                    picker.take(of_heads.sum(2), first)
+    blocks = torch.cat(picker.picked, 1).view(batch, groups, seq_len, cfg.n_sel)
+    return out.view(batch, groups, seq_len, heads, -1), blocks
+
+
+def _backward(grad_out: Tensor, q: Tensor, keys: Tensor, values: Tensor, cut: _Cut) -> Three:
+    """Gradients of q, keys and values, from the same probabilities again."""
+    heads, kind = q.shape[3], keys.dtype
+    dq = torch.zeros_like(q, dtype=kind, memory_format=torch.contiguous_format)
+    dk = dv = None
+    rows_of_dq = dq.view(keys.shape[0], -1, q.shape[4])
+    with full_float32():
+        for start, stop in cut.chunks:
+            rows, grad = (_rows(x, start, stop, kind) for x in (q, grad_out))
+            p = _probabilities(rows, keys, cut.hidden(start, stop), heads)
+            dv = _add_product(dv, p, grad)
+            dp = torch.bmm(grad, values.transpose(1, 2))
+            ds = torch._softmax_backward_data(dp, p, -1, kind)
+            dk = _add_product(dk, ds, rows)
+            torch.bmm(ds, keys, out=rows_of_dq[:, start * heads : stop * heads])
+    if dk is None or dv is None:
+        # No query sees a block.
+        dk, dv = torch.zeros_like(keys), torch.zeros_like(values)
+    return dq.to(q.dtype), dk, dv
+
+
+class _Compressed(torch.autograd.Function):
+    """q [B,G,S,h,Dk], scaled keys [B*G,N,Dk], values [B*G,N,Dv] to output and blocks."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, keys: Tensor, values: Tensor, cfg: NSAConfig
+    ) -> tuple[Tensor, Tensor]:
+        """Output [B,G,S,h,Dv], blocks [B,G,S,n_sel]."""
+        ctx.cut = _Cut.of(q, keys, cfg)
+        out, blocks = _forward(q, keys, values, ctx.cut, cfg)
+        ctx.save_for_backward(q, keys, values)
+        ctx.mark_non_differentiable(blocks)
+        ctx.set_materialize_grads(False)  # no zeros in place of the blocks' gradient
+        return out, blocks
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of q, keys and values."""
+        q, keys, values = ctx.saved_tensors
+        return *_backward(grad_out, q, keys, values, ctx.cut), None
+
+
+def _fake(q: Tensor, _: Tensor, values: Tensor, cfg: str) -> tuple[Tensor, Tensor]:
+    out = values.new_empty(*q.shape[:4], values.shape[2])
+    return out, q.new_empty(*q.shape[:3], config_of(cfg).n_sel, dtype=torch.int64)
+
+
+@operator(_fake)
+def choosing(q: Tensor, keys: Tensor, values: Tensor, cfg: str) -> tuple[Tensor, Tensor]:
+    """`_Compressed` for a compiler, which is not to see what chooses blocks, nor its precision."""
+    shape = config_of(cfg)
+    return _forward(q, keys, values, _Cut.of(q, keys, shape), shape)
+
+
+@operator(lambda _, *inputs: tuple(x.new_empty(x.shape) for x in inputs[:3]))
+def choosing_backward(grad: Tensor, q: Tensor, keys: Tensor, values: Tensor, cfg: str) -> Three:
+    """Gradients of q, keys and values from that of the output."""
+    return _backward(grad, q, keys, values, _Cut.of(q, keys, config_of(cfg)))
+
+
+differentiate(choosing, choosing_backward, results=0)
+
+
 def _compressed(q: Tensor, x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]:
-    """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]; blocks [B,S,G,n_sel]."""
-    k, v = _pooled(x, cfg)
-    out, blocks = attend_compressed(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), cfg)
+    """Compressed branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]; blocks [B,S,G,n_sel].
+
+    The branch is of the accumulation type; queries that see no block get exactly 0.
+    """
+    q, k, v = (t.transpose(1, 2) for t in (q, *_pooled(x, cfg)))
+    keys, values = (k * cfg.d_k**-0.5).flatten(0, 1), v.flatten(0, 1)
+    if torch.compiler.is_compiling():
+        out, blocks = choosing(q, keys, values, told(cfg))
+    else:
+        out, blocks = _Compressed.apply(q, keys, values, cfg)  # type: ignore[no-untyped-call]
     return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
 

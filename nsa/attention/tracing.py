@@ -1,10 +1,9 @@
 """What torch and those who watch see of attention: operators of its own, and named ranges.
 
 A compiler does not look into an operator: what runs in it is what runs without a compiler. Its
-arguments are tensors and numbers, so a config is made again of shapes and numbers. Ranges are for
-the profiler, and for NVTX where it is switched on. Their names are part of the public contract:
-`nsa.cmp`, `nsa.sel.scores`, `nsa.sel.ranges_v1`, `nsa.sel.ranges_v2`, `nsa.sel.attend`, `nsa.win`,
-`nsa.gate`.
+arguments are tensors, numbers and text, so a config is told as text. Ranges are for the profiler,
+and for NVTX where it is switched on. Their names are part of the public contract: `nsa.cmp`,
+`nsa.sel.scores`, `nsa.sel.ranges_v1`, `nsa.sel.ranges_v2`, `nsa.sel.attend`, `nsa.win`, `nsa.gate`.
 """
 
 from __future__ import annotations
@@ -12,14 +11,15 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsa.config import MIN_N_SEL, NSAConfig
+from nsa.config import NSAConfig
 from nsa.contract import ATTEND_RANGE, SELECTION_RANGES, WIN_RANGE
 
 Gradients = Callable[..., Sequence[Tensor]]
@@ -37,36 +37,37 @@ def operator(fake: Callable[..., Any]) -> Callable[[Function], Function]:
     return register
 
 
-def config_of(q: Tensor, v: Tensor, **numbers: Any) -> NSAConfig:
-    """What operators read of a config: shapes of q [B,S,G,h,Dk] and v [..,Dv], numbers, phi.
+_FIELDS = [one.name for one in fields(NSAConfig)]
 
-    The other numbers are any that fit these.
-    """
-    groups, heads, d_k = q.shape[2:]
-    d = numbers.get("d", numbers.get("l_sel", 1))
-    rest: dict[str, Any] = {"l": d, "d": d, "l_sel": d, "n_sel": MIN_N_SEL, **numbers}
-    return NSAConfig(
-        dim=1, n_heads=groups * heads, n_kv_groups=groups, d_k=d_k, d_v=v.shape[-1], **rest
-    )  # fmt: skip
+
+def told(cfg: NSAConfig) -> str:
+    """A config as operators take it, made in a way that a compiler can follow."""
+    return " ".join([str(getattr(cfg, name)) for name in _FIELDS])
+
+
+@cache
+def config_of(text: str) -> NSAConfig:
+    """The config that an operator was told."""
+    values = (int(word) if word.isdigit() else word for word in text.split())
+    return NSAConfig(**dict[str, Any](zip(_FIELDS, values, strict=True)))
 
 
 def differentiate(operator: Any, gradients: Gradients, *, results: int, first: int = 0) -> None:
-    """Tell autograd how an operator (tensors, numbers) -> (output, lse, ...) derives.
+    """Tell autograd how an operator (tensors, config) -> (output, lse, ...) derives.
 
     `gradients` of (gradient of the output, the operator's tensors, so many of its first results,
-    from number `first` on, its numbers) are those of its first tensors; nothing else has one.
+    from number `first` on, the config) are those of its first tensors; nothing else has one.
     """
 
-    def keep(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        made = output if isinstance(output, tuple) else (output,)
-        ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor)), *made[first:results])
-        ctx.numbers = tuple(x for x in inputs if not isinstance(x, Tensor))
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.cfg = inputs
+        ctx.save_for_backward(*tensors, *output[first:results])
         ctx.n_inputs = len(inputs)
-        ctx.mark_non_differentiable(*made[1:])
+        ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
 
     def backward(ctx: Any, grad: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        found = () if grad is None else gradients(grad, *ctx.saved_tensors, *ctx.numbers)
+        found = () if grad is None else gradients(grad, *ctx.saved_tensors, ctx.cfg)
         return (*found, *(None,) * (ctx.n_inputs - len(found)))
 
     operator.register_autograd(backward, setup_context=keep)

@@ -25,7 +25,7 @@ def _attended(path: str) -> tuple[torch.Tensor, torch.Tensor]:
     cfg = nsa.NSAConfig(**maths.SMALL)
     x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
     rows = {n: v.detach().repeat_interleave(SEQ_LEN, 0).requires_grad_() for n, v in x.items()}
-    return nsa_attention(**rows, cfg=cfg, way=Way(path=path)), rows["v_sel"]
+    return nsa_attention(Branches(**rows), cfg, Way(path=path)), rows["v_sel"]
 
 
 @cache

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from nsa.attention.branches import part_shape
 from nsa.attention.selection import full_float32
 from nsa.data import Batch
 from nsa.layer import Columns
@@ -187,7 +188,7 @@ def test_every_parameter_is_proven(case: str, folder: Path) -> None:
     columns = Columns(cfg=expected.cfg.attention)
     ours = oracle.in_proj_rows(columns.cfg)
     assert {n: rows for n, (rows, _, _) in ours.items()} == columns.slices
-    assert {n: row[1:] for n, row in ours.items()} == {n: columns.shape(n) for n in ours}
+    assert {n: row[1:] for n, row in ours.items()} == {n: part_shape(n, columns.cfg) for n in ours}
 
 
 @pytest.mark.parametrize("case", list(built.CASES))

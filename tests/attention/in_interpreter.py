@@ -21,7 +21,7 @@ from triton.runtime import interpreter
 
 from nsa.attention import attend
 from nsa.attention.branches import Branches
-from nsa.attention.tracing import count_ranges
+from nsa.attention.tracing import count_ranges, told
 from nsa.attention.triton import TERMS, operators
 from nsa.attention.triton.operators import SELECTED_OPERATOR, WINDOW_OPERATOR
 from nsa.config import Phi, Way
@@ -112,23 +112,22 @@ def _operators_of(phi: Phi) -> list[str]:
     case = Case(seq_len=24, heads=2, groups=2, n_sel=3, phi=phi)
     cfg, (q, *others, grad) = case.config(), [x.contiguous() for x in case.tensors()]
     k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates = others
-    told = (cfg.l, cfg.d)
-    first = (q, k_win, v_win, k_cmp, v_cmp, cfg.w, *told, phi)
+    shape = told(cfg)
+    first = (q, k_win, v_win, k_cmp, v_cmp, shape)
     win, win_lse, terms, values = operators.window_and_terms(*first)
-    cmp, cmp_lse, lse = operators.compressed(q, terms, values, *told)
-    top = (q, terms, lse, *told, cfg.l_sel, cfg.n_sel)
+    cmp, cmp_lse, lse = operators.compressed(q, terms, values, shape)
+    top = (q, terms, lse, shape)
     _, bits = operators.top_blocks(*top)
     inputs = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates, bits, terms, values, cmp,
               cmp_lse, win, win_lse)  # fmt: skip
-    numbers = (cfg.w, *told, cfg.l_sel, cfg.n_sel, phi)
-    _, sel, sel_lse = operators.core(*inputs, *numbers)
+    _, sel, sel_lse = operators.core(*inputs, shape)
     problems = []
     for one, given_ in (
         (operators.window_and_terms, first),
-        (operators.compressed, (q, terms, values, *told)),
+        (operators.compressed, (q, terms, values, shape)),
         (operators.top_blocks, top),
-        (operators.core, (*inputs, *numbers)),
-        (operators.core_backward, (grad, *inputs, sel, sel_lse, *numbers)),
+        (operators.core, (*inputs, shape)),
+        (operators.core_backward, (grad, *inputs, sel, sel_lse, shape)),
     ):
         kinds = ("test_schema", "test_faketensor")  # none has a gradient of its own
         said = torch.library.opcheck(one, given_, test_utils=kinds, raise_exception=False)

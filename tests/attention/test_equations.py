@@ -96,7 +96,7 @@ def test_each_sequence_is_alone(path: str, cfg: NSAConfig, lengths: list[int]) -
     x = {n: torch.cat([part[n] for part in parts], 1).requires_grad_() for n in parts[0]}
     begins = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     for cu_seqlens in (begins, torch.tensor(begins, dtype=torch.int32)):
-        out = nsa_attention(**x, cfg=cfg, way=Way(path=path), cu_seqlens=cu_seqlens)
+        out = nsa_attention(Branches(**x), cfg, way=Way(path=path), cu_seqlens=cu_seqlens)
         torch.testing.assert_close(out.detach(), wanted, rtol=0, atol=1e-12)
     # Nothing of the last sequence reaches the others, backward either.
     others = out[:, : begins[-2]].sum() + 0 * out.sum()
@@ -110,5 +110,7 @@ def test_what_is_no_packing(batch: int, cu_seqlens: list[int], told: str) -> Non
     cfg = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4)
     q = torch.zeros(batch, 6, 2, 4)
     kv = torch.zeros(batch, 6, 1, 4)
+    keys = {name: kv for name in Branches.__annotations__ if name[:2] in ("k_", "v_")}
+    x = Branches(q=q, **keys, gates=torch.ones(batch, 6, 2, 3))
     with pytest.raises(NSAError, match=told):
-        nsa_attention(q, *[kv] * 6, torch.ones(batch, 6, 2, 3), cfg=cfg, cu_seqlens=cu_seqlens)
+        nsa_attention(x, cfg, cu_seqlens=cu_seqlens)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention import choose_path, nsa_attention
+from nsa.attention import choose_path
+from nsa.attention.branches import Branches
 from nsa.attention.tracing import profile_range
 from nsa.config import ModelConfig, Way, keys_touched, model_flops_per_token, parameter_count
 from nsa.contract import NSAError
@@ -101,11 +102,10 @@ def test_wrong_tensors_are_named_at_once() -> None:
     x |= {n: torch.zeros(1, 9, 2, 5) for n in ("v_cmp", "v_sel")}
     x |= {"q": torch.zeros(1, 9, 4, 6), "v_win": torch.zeros(1, 9, 2, 6).double()}
     with pytest.raises(ValueError) as caught:
-        nsa_attention(**x, gates=torch.zeros(1, 9, 4, 2), cfg=TINY)
+        Branches(**x, gates=torch.zeros(1, 9, 4, 2)).check(TINY)
     wrong = (
-        "v_win has shape (1, 9, 2, 6): must be (1, 9, 2, 5)",
-        "v_win is torch.float64",
-        "gates",
+        "v_win is (1, 9, 2, 6) torch.float64 cpu: must be (1, 9, 2, 5) torch.float32 cpu",
+        "gates is (1, 9, 4, 2)",
     )
     assert all(word in str(caught.value) for word in wrong)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nsa
-from nsa.attention import attend, compressed
+from nsa.attention import attend, sdpa
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Kernels, Phi, Way
@@ -184,7 +184,7 @@ def test_c_products_depend_on_the_difference_of_positions() -> None:
     y = torch.randn(Columns(cfg=SMALL).total, dtype=torch.float64).expand(1, 83, -1)
     turns = rotations(torch.arange(83), SMALL.d_k, 1e4, torch.float64)
     parts = split_projection(y, torch.zeros(SMALL.n_heads * 3), turns, SMALL)
-    q, k = parts.q[0, 0, :, 0], parts.k_win[0, 0]
+    q, k = parts.q[0, :, 0], parts.k_win[0, :, 0]
     for distance in (0, 1, 17):
         products = (q[distance:] * k[: 83 - distance]).sum(-1)
         assert float(products.max() - products.min()) <= 1e-12 * float(q[0].norm() * k[0].norm())
@@ -277,7 +277,7 @@ def test_queries_and_keys_turn_in_pairs(width: int, dtype: torch.dtype, real: bo
     turns = rotations(torch.arange(5), width, 100.0, dtype)
     turns = torch.view_as_real(turns) if real else turns
     made = torch.randn(1, 5, Columns(cfg=cfg).total).to(dtype)
-    target = split_projection(made, torch.zeros(cfg.n_heads * 3), turns, cfg).k_win.transpose(1, 2)
+    target = split_projection(made, torch.zeros(cfg.n_heads * 3), turns, cfg).k_win
     source = made[..., Columns(cfg=cfg).slices["k_win"]].unflatten(-1, (-1, width)).float()
     angle = torch.arange(5.0)[:, None] * 100.0 ** (-torch.arange(0.0, width, 2) / width)
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
@@ -311,8 +311,8 @@ def test_edges(path: str) -> None:
 @table(__file__, "pieces_of_rows")
 def test_pieces_are_equal_and_not_short(n_rows: int, pieces: int) -> None:
     """6 query heads of 2,017 queries, a prime number, make no more than 6; 8,191 is prime."""
-    assert compressed._pieces(n_rows, torch.device("cuda")) == pieces
-    assert compressed._pieces(n_rows, torch.device("cpu")) == 1
+    assert sdpa._pieces(n_rows, torch.device("cuda")) == pieces
+    assert sdpa._pieces(n_rows, torch.device("cpu")) == 1
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 6])
@@ -320,10 +320,10 @@ def test_the_sum_over_rows_does_not_depend_on_the_pieces(
     monkeypatch: pytest.MonkeyPatch, pieces: int
 ) -> None:
     """Two chunks of rows, the second added to the first, against an explicit sum in float64."""
-    monkeypatch.setattr(compressed, "_pieces", lambda *_: pieces)
+    monkeypatch.setattr(sdpa, "_pieces", lambda *_: pieces)
     a, b = (torch.randn(3, 24, width, dtype=torch.float64) for width in (5, 4))
-    first = compressed._add_product(None, a, b)
-    both = compressed._add_product(first.clone(), a, 2 * b)
+    first = sdpa._add_product(None, a, b)
+    both = sdpa._add_product(first.clone(), a, 2 * b)
     right = (a[..., None] * b[:, :, None]).sum(1)
     torch.testing.assert_close(first, right, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(both, 3 * right, rtol=1e-12, atol=1e-12)

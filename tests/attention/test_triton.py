@@ -15,6 +15,7 @@ import torch
 import nsa
 from benchmarks.triton_aot.loops import main_loop
 from nsa.attention import choose_selected, nsa_attention
+from nsa.attention.branches import Branches
 from nsa.attention.triton import (
     choose_compressed_cut,
     choose_selected_cut,
@@ -83,12 +84,13 @@ def test_a_choice_that_spills_is_seen(tmp_path: Path) -> None:
     from benchmarks.triton_aot.compiled import choices, compile_kernel
     from nsa.attention.triton import launch
 
-    shipped = json.loads(launch.file_of("NVIDIA H200").read_text())
+    shipped = launch.measured("NVIDIA H200", "9.0")
+    assert shipped is not None
     path, tile = tmp_path / "device.json", {"rows": 128, "warps": 4, "stages": 2}
-    for one in shipped["choices"]:
-        if one["field"] == "key_gradient" and one["branch"] == "selected":
-            assert one.pop("untimed") and one["value"] != tile
-            one["value"] = tile
+    for length, parts in shipped["choices"]["selected"].items():
+        assert f"selected.{length}.key_gradient" in shipped["untimed"]
+        assert parts["key_gradient"] != tile
+        parts["key_gradient"] = tile
     path.write_text(json.dumps(shipped))
     one = next(one for one in choices(path) if one[0].name == "dk, dv, 128 rows")
     made = compile_kernel(*one, "bf16")
@@ -178,7 +180,7 @@ def test_the_choice_says_why() -> None:
     with pytest.raises(NSAError, match="NSA_USE_TRITON_SEL=1: Triton needs a CUDA device"):
         choose_selected(CFG, "1", dtype=kind, device=cpu)
     with pytest.raises(NSAError, match="kernels='triton': Triton needs a CUDA device"):
-        nsa_attention(**inputs(CFG, 12), cfg=CFG, way=Way(kernels="triton"))
+        nsa_attention(Branches(**inputs(CFG, 12)), CFG, Way(kernels="triton"))
 
 
 def test_nothing_imports_triton_before_it_is_needed() -> None:

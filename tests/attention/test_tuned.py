@@ -18,14 +18,18 @@ from nsa.attention.triton import (
     choose_window_cut,
     launch,
 )
-from nsa.attention.triton.operators import config_of
 from nsa.config import NSAConfig
-from tests.factory.tables import rows, table
+from tests.factory.tables import table
 
 CFG = NSAConfig()
 SHIPPED = Path(launch.__file__).parent / "tuned"
 DEVICE = "NVIDIA Made-Up 80GB (HBM3)"
-CHOICES = rows(__file__, "choices")
+CHOICES: dict[str, Any] = {
+    "window": {"2048": {"forward": {"rows": 64, "warps": 4, "stages": 3}}, "32768": {}},
+    "compressed": {"2048": {"keys": 64}, "32768": {"keys": 16}},
+    "top": {"2048": {"blocks": 32}, "32768": {}},
+    "selected": {"2048": {}, "32768": {"by_block": {"forward": {"rows": 128}}}},
+}
 # What is assumed where nothing was measured.
 CUTS: dict[str, Callable[..., Any]] = {
     "selected": choose_selected_cut,
@@ -39,15 +43,13 @@ CUTS: dict[str, Callable[..., Any]] = {
 def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the file of a made-up device says, the only one here."""
     monkeypatch.setattr(launch, "FOLDER", tmp_path)
-    shapes = launch.shapes_of(CFG, 2)
     document = {
         "device": DEVICE,
         "capability": "9.0",
-        "shapes": shapes,
-        "lengths": {branch: [2048, 32768] for branch in shapes},
+        "shapes": launch.shapes_of(CFG, 2),
         "choices": CHOICES,
     }
-    launch.file_of(DEVICE).write_text(json.dumps(document))
+    (tmp_path / "made_up.json").write_text(json.dumps(document))
     launch._with_choices.cache_clear()
     return document
 
@@ -63,7 +65,7 @@ def applied(
 
 def test_only_what_was_measured_is_exchanged() -> None:
     cut, found = applied("window", 2048)
-    assert found == dataclasses.replace(cut, forward=Tile(**CHOICES[0]["value"])) != cut
+    assert found == dataclasses.replace(cut, forward=Tile(rows=64, warps=4, stages=3)) != cut
 
 
 @table(__file__, "lengths")
@@ -85,46 +87,36 @@ def test_what_was_not_measured_keeps_what_is_assumed(other: dict[str, Any]) -> N
     assert found == cut
 
 
-def test_a_cpu_and_a_branch_that_was_not_measured_keep_it_too(measured: dict[str, Any]) -> None:
+def test_a_cpu_and_a_branch_that_was_not_measured_keep_it_too(
+    tmp_path: Path, measured: dict[str, Any]
+) -> None:
     cut = choose_window_cut(CFG, 2048, 2)
     assert launch.cut_of("window", torch.zeros(1, 2048, 2, 6, 64), CFG) == cut
-    del measured["lengths"]["window"]
-    launch.file_of(DEVICE).write_text(json.dumps(measured))
+    choices = {name: made for name, made in CHOICES.items() if name != "window"}
+    (tmp_path / "made_up.json").write_text(json.dumps(measured | {"choices": choices}))
     assert applied("window", 2048)[1] == cut
 
 
-def test_a_device_without_a_file_takes_one_of_its_capability() -> None:
+def test_a_device_without_a_file_takes_one_of_its_capability(tmp_path: Path) -> None:
     assert applied("window", 2048, device="another") == applied("window", 2048)
-    own = {"device": "another", "capability": "9.0", "shapes": {}, "choices": []}
+    own = {"device": "another", "capability": "9.0", "shapes": {}, "choices": {}}
     assert launch.measured("another", "9.0") != own
-    launch.file_of("another").write_text(json.dumps(own))
+    (tmp_path / "another.json").write_text(json.dumps(own))
     assert launch.measured("another", "9.0") == own
     assert launch.measured(DEVICE, "9.0") != own
-
-
-def test_an_operator_knows_enough_of_the_config() -> None:
-    """It is told numbers, no config: what it makes of them has to count as the same shape."""
-    q = torch.empty(1, 8, CFG.n_kv_groups, CFG.heads_per_group, CFG.d_k)
-    v = torch.empty(1, 8, CFG.n_kv_groups, CFG.d_v)
-    made = {
-        "selected": config_of(q, v, l_sel=CFG.l_sel, n_sel=CFG.n_sel),
-        "compressed": config_of(q, v, l=CFG.l, d=CFG.d),
-        "top": config_of(q, q, l=CFG.l, d=CFG.d, l_sel=CFG.l_sel, n_sel=CFG.n_sel),
-        "window": config_of(q, v, w=CFG.w),
-    }
-    told = {name: launch.shape_of(name, cfg, 2) for name, cfg in made.items()}
-    assert told == launch.shapes_of(CFG, 2)
 
 
 def test_what_is_shipped_fits_the_cuts_as_they_are() -> None:
     """A field that was renamed, or a value of another kind, would be an error on that device."""
     for path in SHIPPED.glob("*.json"):
         document = json.loads(path.read_text())
-        assert path.name == launch.file_of(document["device"]).name
         assert document["shapes"] == launch.shapes_of(CFG, 2)
-        assert document["choices"] and document["lengths"].keys() == document["shapes"].keys()
-        for one in document["choices"]:
-            assert one["seq_len"] in document["lengths"][one["branch"]]
-            value, cut = launch.value_of(one), CUTS[one["branch"]](CFG, one["seq_len"], 2)
-            assert type(launch.get(cut, one["field"])) is type(value)
-            assert launch.get(launch.put(cut, one["field"], value), one["field"]) == value
+        assert document["choices"].keys() == document["shapes"].keys()
+        for branch, lengths in document["choices"].items():
+            for length, told in lengths.items():
+                cut = CUTS[branch](CFG, int(length), 2)
+                put = launch.put(cut, told)
+                assert (put != cut) == bool(told)
+                assert set(told) == {
+                    name for name, value in vars(put).items() if value != getattr(cut, name)
+                }

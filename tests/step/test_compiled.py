@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsa.attention import compressed
+from nsa.attention import sdpa
 from nsa.config import ModelConfig, Way
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
 from nsa.rounding import Gap, error_of
@@ -127,7 +127,7 @@ def test_what_chooses_blocks_has_all_of_float32(
     torch.set_float32_matmul_precision("high")
     seen: list[str] = []
     for name in ("_forward", "_backward"):
-        plain = getattr(compressed, name)
+        plain = getattr(sdpa, name)
 
         def watched(*args: Any, plain: Any = plain) -> Any:
             with Precision() as products:
@@ -135,7 +135,7 @@ def test_what_chooses_blocks_has_all_of_float32(
             seen.extend(products.seen)
             return found
 
-        monkeypatch.setattr(compressed, name, watched)
+        monkeypatch.setattr(sdpa, name, watched)
     layer = Layer(ModelConfig(vocab_size=11, n_layers=1, attention=SHAPE))
     layer.attention.way = Way(force_sdpa=True)
     x = torch.randn(*TOKENS, SHAPE.dim, requires_grad=True)

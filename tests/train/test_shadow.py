@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nsa import layer as layer_module
-from nsa.attention.branches import Grouped
+from nsa.attention.branches import Branches
 from nsa.attention.tracing import count_ranges, is_watched
 from nsa.data import Batch
 from nsa.step.engine import Engine
@@ -268,7 +268,7 @@ def _one_of_two(rank: int, port: int) -> list[dict[str, Any]]:
     made = engine("--ddp", "1", **os.environ)
     healthy, split = trained(made, last=1)["recomputed"], layer_module.split_projection
 
-    def weakened(*args: Any) -> Grouped:
+    def weakened(*args: Any) -> Branches:
         parts = split(*args)
         return replace(parts, gates=(parts.gates + parts.gates.detach()) / 2)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from nsa.attention.branches import Grouped
+from nsa.attention.branches import Branches
 from nsa.attention.cpu.branch import Branch, BranchGrads, Rows
 from nsa.attention.cpu.pieces import (
     Pairs,
@@ -26,7 +26,13 @@ from nsa.attention.cpu.pieces import (
     schedule,
     workspace,
 )
-from nsa.attention.selection import accumulate_dtype, block_map, build_ranges, compress
+from nsa.attention.selection import (
+    accumulate_dtype,
+    block_map,
+    build_ranges,
+    compress,
+    group_queries,
+)
 from nsa.attention.tracing import profile_range
 from nsa.config import NSAConfig, Ranges
 from nsa.contract import ATTEND_RANGE, GATE_RANGE, WIN_RANGE
@@ -139,7 +145,9 @@ class _BatchedCPU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, cfg: NSAConfig, version: Ranges, *x: Tensor) -> tuple[Tensor, Tensor]:
-        """Output [B,S,G,h,Dv] and blocks [B,S,G,n_sel] of `Grouped` tensors, compressed ones."""
+        """Output [B,S,G,h,Dv] and blocks [B,S,G,n_sel] of q [B,G,S,h,Dk], gates [B,G,S,h,3], keys
+        and values [B,G,T,D], compressed ones of their branch.
+        """
         q, k_cmp = x[:2]
         ctx.cut = schedule(cfg, q.shape[2], k_cmp.shape[2], q.dtype)
         mixed, blocks, laid, results, ctx.chosen = _forward(x, ctx.cut, version)
@@ -159,19 +167,17 @@ class _BatchedCPU(torch.autograd.Function):
         return None, None, *_backward(grad_out, gates, saved[:7], rows, ctx.chosen, ctx.cut)
 
 
-def batched_cpu(x: Grouped, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Tensor]:
+def batched_cpu(x: Branches, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Tensor]:
     """Output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel] on a CPU.
 
-    Half types are computed in float32 throughout and rounded once, at the end. x is cheapest
-    when it is contiguous, as the layer makes it; anything else is copied.
+    Half types are computed in float32 throughout and rounded once, at the end.
     """
     wide = x.to(accumulate_dtype(x.q.dtype))
-    k_cmp, v_cmp = (
-        compress(t.transpose(1, 2), cfg).transpose(1, 2) for t in (wide.k_cmp, wide.v_cmp)
-    )
-    given = (wide.q, k_cmp, v_cmp, wide.k_sel, wide.v_sel, wide.k_win, wide.v_win, wide.gates)
+    k_cmp, v_cmp = compress(wide.k_cmp, cfg), compress(wide.v_cmp, cfg)
+    keys = (k_cmp, v_cmp, wide.k_sel, wide.v_sel, wide.k_win, wide.v_win)
+    q, gates = group_queries(wide.q, cfg), group_queries(wide.gates, cfg)
     out, blocks = cast(
         "tuple[Tensor, Tensor]",
-        _BatchedCPU.apply(cfg, version, *given),  # type: ignore[no-untyped-call]
+        _BatchedCPU.apply(cfg, version, q, *(t.transpose(1, 2) for t in keys), gates),  # type: ignore[no-untyped-call]
     )
     return out.flatten(2, 3).to(x.q.dtype), blocks

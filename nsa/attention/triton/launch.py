@@ -2,9 +2,9 @@
 
 How kernels are cut where that was measured takes the place of what the package assumes.
 `python -m benchmarks.triton_tune --save` writes one file of tuned/ for a device, by the name that
-its driver gives it: the shape and the lengths that were measured, and the parts of a cut that were
-faster there than the assumed ones. `untimed` beside a part: no device has run it, it takes the
-place of one that spilled; `python -m benchmarks.triton_aot --tuned` allows none that spills. A
+its driver gives it: the shape that was measured, and of each branch and length the parts of a cut
+that were faster there than the assumed ones. `untimed`: no device has run these, they take the
+place of some that spilled; `python -m benchmarks.triton_aot --tuned` allows none that spills. A
 device without a file takes that of one with the same compute capability, which is nearer to it than
 what was assumed for all. Other shapes keep the assumed ones.
 """
@@ -14,8 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -78,7 +77,7 @@ def head_constants(cfg: NSAConfig) -> dict[str, int]:
 
 
 FOLDER = Path(__file__).parent / "tuned"
-# What each branch's kernels are compiled for; an operator knows no more of the config than that.
+# What each branch's kernels are compiled for.
 _SHAPE = {
     "selected": ("heads_per_group", "d_k", "d_v", "l_sel", "n_sel"),
     "compressed": ("heads_per_group", "d_k", "d_v", "l", "d"),
@@ -88,35 +87,20 @@ _SHAPE = {
 }
 
 
-def file_of(device: str) -> Path:
-    """Where the choices of a device are, by its name."""
-    return FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '-', device).strip('-')}.json"
-
-
-def shape_of(branch: str, cfg: NSAConfig, itemsize: int) -> dict[str, int]:
-    """What has to be as it was measured. itemsize: bytes of a number of the queries."""
-    return {name: getattr(cfg, name) for name in _SHAPE[branch]} | {"itemsize": itemsize}
-
-
 def shapes_of(cfg: NSAConfig, itemsize: int) -> dict[str, dict[str, int]]:
-    """The same of all branches."""
-    return {branch: shape_of(branch, cfg, itemsize) for branch in _SHAPE}
+    """What has to be as it was measured, of each branch. itemsize: bytes of a query's number."""
+    return {
+        branch: {name: getattr(cfg, name) for name in shape} | {"itemsize": itemsize}
+        for branch, shape in _SHAPE.items()
+    }
 
 
-def get(cut: Any, field: str) -> Any:
-    """A part of a cut, "by_block.forward" of a part of it; None where it lacks that part."""
-    head, _, rest = field.partition(".")
-    inner = getattr(cut, head)
-    return get(inner, rest) if rest and inner is not None else inner
-
-
-def put(cut: Any, field: str, value: Any) -> Any:
-    """The cut with one part exchanged; as it is where it lacks that part."""
-    head, _, rest = field.partition(".")
-    inner = getattr(cut, head)
-    if rest and inner is None:
-        return cut
-    return dataclasses.replace(cut, **{head: put(inner, rest, value) if rest else value})
+def put(part: Any, told: Any) -> Any:
+    """A cut, or a part of one, with what is told of its parts; None where it lacks that part."""
+    if part is None or not isinstance(told, dict):
+        return None if part is None else told
+    inner = {name: put(getattr(part, name), value) for name, value in told.items()}
+    return dataclasses.replace(part, **inner)
 
 
 # What is assumed of each branch, for a config, a length and pairs = batch x kv groups.
@@ -149,23 +133,10 @@ def _device(index: int) -> tuple[str, str]:
 def _with_choices(
     branch: str, cut: Any, cfg: NSAConfig, seq_len: int, itemsize: int, device: str, capability: str
 ) -> Any:
-    document = measured(device, capability)
-    if document is None or document["shapes"][branch] != shape_of(branch, cfg, itemsize):
+    document, shapes = measured(device, capability), shapes_of(cfg, itemsize)
+    if document is None or document["shapes"][branch] != shapes[branch]:
         return cut
-    return put_all(cut, nearest(document, branch, seq_len))
-
-
-def put_all(cut: Any, choices: Sequence[dict[str, Any]]) -> Any:
-    """The cut with each of these choices in its field."""
-    for one in choices:
-        cut = put(cut, one["field"], value_of(one))
-    return cut
-
-
-def value_of(choice: dict[str, Any]) -> Any:
-    """What a choice puts into its field of a cut."""
-    value = choice["value"]
-    return Tile(**value) if isinstance(value, dict) else value
+    return put(cut, nearest(document, branch, seq_len))
 
 
 def measured(device: str, capability: str) -> dict[str, Any] | None:
@@ -175,13 +146,11 @@ def measured(device: str, capability: str) -> dict[str, Any] | None:
     return next((one for one in alike if one["device"] == device), alike[0] if alike else None)
 
 
-def nearest(document: dict[str, Any], branch: str, seq_len: int) -> list[dict[str, Any]]:
+def nearest(document: dict[str, Any], branch: str, seq_len: int) -> dict[str, Any]:
     """The choices of the measured length whose ratio to seq_len is the smallest.
 
     None of a branch that was not measured.
     """
-    lengths = document["lengths"].get(branch)
-    if not lengths:
-        return []
-    best = min(lengths, key=lambda n: (abs(math.log(n / seq_len)), n))
-    return [one for one in document["choices"] if (one["branch"], one["seq_len"]) == (branch, best)]
+    lengths: dict[str, dict[str, Any]] = document["choices"].get(branch, {})
+    best = min(lengths, key=lambda n: (abs(math.log(int(n) / seq_len)), int(n)), default="")
+    return lengths.get(best, {})

@@ -26,9 +26,10 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]
 
 
 def _window_and_terms(
-    q: Tensor, k_win: Tensor, v_win: Tensor, k: Tensor, v: Tensor, _w: int, l: int, d: int, phi: str  # noqa: E741
-) -> tuple[Tensor, ...]:  # fmt: skip
-    n_keys = max(0, (k.shape[1] - l) // d + 1) if phi == "avg" else k.shape[1]
+    q: Tensor, k_win: Tensor, v_win: Tensor, k: Tensor, v: Tensor, cfg: str
+) -> tuple[Tensor, ...]:
+    of = config_of(cfg)
+    n_keys = of.n_compressed(k.shape[1]) if of.phi == "avg" else k.shape[1]
     shape = (k.shape[0], n_keys, k.shape[2])
     terms = q.new_empty(*shape, TERMS[str(q.dtype).removeprefix("torch.")], k.shape[3])
     return *_attended(q, k_win, v_win), terms, q.new_empty(*shape, v.shape[3])
@@ -36,9 +37,8 @@ def _window_and_terms(
 
 @operator(_window_and_terms)
 def window_and_terms(
-    q: Tensor, k_win: Tensor, v_win: Tensor, k_cmp: Tensor, v_cmp: Tensor,
-    w: int, l: int, d: int, phi: str,  # noqa: E741
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q: Tensor, k_win: Tensor, v_win: Tensor, k_cmp: Tensor, v_cmp: Tensor, cfg: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Window [B,S,G,h,Dv] and log-sum-exp to the base 2 [B*G, S*h] of q [B,S,G,h,Dk]; pooled keys.
 
     k_cmp, v_cmp: [B,S,G,D] of phi "avg", which are pooled, [B,N,G,D] of "mlp". What becomes of
@@ -46,42 +46,36 @@ def window_and_terms(
     """
     from nsa.attention.triton import core as launch
 
-    cfg = config_of(q, v_win, w=w, l=l, d=d, phi=phi)
-    return launch.window_and_terms(q, k_win, v_win, k_cmp, v_cmp, cfg)
+    return launch.window_and_terms(q, k_win, v_win, k_cmp, v_cmp, config_of(cfg))
 
 
-def _compressed(q: Tensor, terms: Tensor, values: Tensor, *_: int) -> tuple[Tensor, Tensor, Tensor]:
+def _compressed(q: Tensor, terms: Tensor, values: Tensor, _: str) -> tuple[Tensor, Tensor, Tensor]:
     out, lse = _attended(q, terms, values)
     return out.float(), lse, torch.empty_like(lse)
 
 
 @operator(_compressed)
-def compressed(
-    q: Tensor, terms: Tensor, values: Tensor, l: int, d: int  # noqa: E741
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def compressed(q: Tensor, terms: Tensor, values: Tensor, cfg: str) -> tuple[Tensor, Tensor, Tensor]:
     """Output float32 [B,S,G,h,Dv] and log-sum-exps [B*G, S*h], for `core` and for `top_blocks`."""
     from nsa.attention.triton import compressed as launch
 
-    return launch.attend(q, terms, values, config_of(q, values, l=l, d=d))
+    return launch.attend(q, terms, values, config_of(cfg))
 
 
-def _top(
-    q: Tensor, _terms: Tensor, _lse: Tensor, _l: int, _d: int, l_sel: int, n_sel: int
-) -> tuple[Tensor, Tensor]:
-    return q.new_empty(*q.shape[:3], n_sel, dtype=torch.int64), room_for_bits(q, l_sel)
+def _top(q: Tensor, _terms: Tensor, _lse: Tensor, cfg: str) -> tuple[Tensor, Tensor]:
+    of = config_of(cfg)
+    return q.new_empty(*q.shape[:3], of.n_sel, dtype=torch.int64), room_for_bits(q, of.l_sel)
 
 
 @operator(_top)
-def top_blocks(
-    q: Tensor, terms: Tensor, lse: Tensor, l: int, d: int, l_sel: int, n_sel: int  # noqa: E741
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def top_blocks(q: Tensor, terms: Tensor, lse: Tensor, cfg: str) -> tuple[Tensor, Tensor]:
     """Blocks int64 [B,S,G,n_sel] that q [B,S,G,h,Dk] selects by what `compressed` gives last.
 
     And the merged token ranges of these blocks, as `block_bits` has them.
     """
     from nsa.attention.triton import compressed as launch
 
-    return launch.top_blocks(q, terms, lse, config_of(q, q, l=l, d=d, l_sel=l_sel, n_sel=n_sel))
+    return launch.top_blocks(q, terms, lse, config_of(cfg))
 
 
 def _core(
@@ -97,7 +91,7 @@ def core(
     q: Tensor, k_cmp: Tensor, v_cmp: Tensor, k_sel: Tensor, v_sel: Tensor,  # noqa: ARG001
     k_win: Tensor, v_win: Tensor, gates: Tensor, bits: Tensor, terms: Tensor,  # noqa: ARG001
     values: Tensor, cmp: Tensor, cmp_lse: Tensor, win: Tensor, win_lse: Tensor,  # noqa: ARG001
-    w: int, l: int, d: int, l_sel: int, n_sel: int, phi: str,  # noqa: ARG001, E741
+    cfg: str,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gated sum [B,S,H,Dv] of the branches; the selected one, which it computes, and its lse.
 
@@ -106,8 +100,7 @@ def core(
     """
     from nsa.attention.triton import selected as launch
 
-    cfg = config_of(q, v_sel, l_sel=l_sel, n_sel=n_sel)
-    return launch.forward_mixed(q, k_sel, v_sel, bits, cmp, win, gates, cfg)
+    return launch.forward_mixed(q, k_sel, v_sel, bits, cmp, win, gates, config_of(cfg))
 
 
 @operator(lambda _grad, *given: tuple(x.new_empty(x.shape) for x in given[:8]))
@@ -115,15 +108,14 @@ def core_backward(
     grad: Tensor, q: Tensor, k_cmp: Tensor, v_cmp: Tensor, k_sel: Tensor, v_sel: Tensor,
     k_win: Tensor, v_win: Tensor, gates: Tensor, bits: Tensor, terms: Tensor, values: Tensor,
     cmp: Tensor, cmp_lse: Tensor, win: Tensor, win_lse: Tensor, sel: Tensor, sel_lse: Tensor,
-    w: int, l: int, d: int, l_sel: int, n_sel: int, phi: str,  # noqa: E741
+    cfg: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of q, of keys and values of each branch, and of the gates."""
     from nsa.attention.triton import core as launch
 
-    cfg = config_of(q, v_sel, w=w, l=l, d=d, l_sel=l_sel, n_sel=n_sel, phi=phi)
     given = (q, k_cmp, v_cmp, k_sel, v_sel, k_win, v_win, gates)
     kept = (bits, terms, values, cmp, cmp_lse, win, win_lse, sel, sel_lse)
-    made = launch.backward(grad, given, kept, cfg)
+    made = launch.backward(grad, given, kept, config_of(cfg))
     return made[0], made[1], made[2], made[3], made[4], made[5], made[6], made[7]
 
 
