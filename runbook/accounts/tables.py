@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 MEMORY_TOLERANCE_MIB = 16.0
 # Of sums of the same float64 numbers in another order.
 _SUM_TOLERANCE = 1e-9
-# So many steps of two processes never all end in the same microsecond.
-_SAME_STEPS = 5
 # Columns that have a second source in every rank's heartbeats.
 _COPIED = ("step", "loss", "toks_per_s", "grad_norm", "tokens", "dt_s")
 
@@ -42,22 +40,6 @@ def process_account(ranks: Sequence[RankLog]) -> list[str]:
         for pid in rank.pids:
             if writers.setdefault(pid, rank.rank) != rank.rank:
                 problems.append(f"ranks {writers[pid]} and {rank.rank} are one process, {pid}")
-    return problems + _of_one_clock(ranks)
-
-
-def _of_one_clock(ranks: Sequence[RankLog]) -> list[str]:
-    """Ranks that end their steps in the same microseconds: one of them tells the other's times."""
-    first: dict[tuple[float, ...], int] = {}
-    problems = []
-    for rank in ranks:
-        if rank.steps is None or len(rank.steps) < _SAME_STEPS:
-            continue
-        ends = tuple(rank.steps["mono"].iloc[-_SAME_STEPS:])
-        if first.setdefault(ends, rank.rank) != rank.rank:
-            problems.append(
-                f"ranks {first[ends]} and {rank.rank} end {_SAME_STEPS} steps in the same "
-                "microseconds: one tells the times of the other"
-            )
     return problems
 
 
