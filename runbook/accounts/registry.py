@@ -18,7 +18,6 @@ from runbook.accounts import (
     gradients,
     model,
     optimizer,
-    settings,
     tables,
 )
 from runbook.records import RankExit, Reason
@@ -145,11 +144,11 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.evaluations_left_out, "evaluations"),
     Account(Row.ACCOUNTS, data.held_out_account, "evaluated"),
     Account(Row.ACCOUNTS, tables.evaluation_account, "evaluated"),
-    Account(Row.ACCOUNTS, settings.checkpoints_left_out, "saves"),
-    Account(Row.ACCOUNTS, settings.saved_account, "saved"),
-    Account(Row.ACCOUNTS, settings.position_account, "saved"),
+    Account(Row.ACCOUNTS, tables.checkpoints_left_out, "saves"),
+    Account(Row.ACCOUNTS, tables.saved_account, "saved"),
+    Account(Row.ACCOUNTS, tables.position_account, "saved"),
     Account(Row.ACCOUNTS, first_weights.size_account),
-    Account(Row.ACCOUNTS, settings.settings_account, "settings"),
+    Account(Row.ACCOUNTS, tables.settings_account, "settings"),
     Account(Row.GRADIENTS, gradients.left_over_account, "left_over"),
     Account(Row.GRADIENTS, gradients.gradient_account),
     Account(Row.GRADIENTS, gradients.logit_account, "own_loss"),
