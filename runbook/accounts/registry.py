@@ -17,7 +17,6 @@ from runbook.accounts import (
     first_weights,
     gradients,
     model,
-    optimizer,
     tables,
 )
 from runbook.records import RankExit, Reason
@@ -136,8 +135,8 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, between_steps.beside_account),
     Account(Row.ACCOUNTS, tables.written_account),
     Account(Row.ACCOUNTS, between_steps.restart_account),
-    Account(Row.ACCOUNTS, optimizer.rate_account, "schedule"),
-    Account(Row.ACCOUNTS, optimizer.warmup_account),
+    Account(Row.ACCOUNTS, gradients.rate_account, "schedule"),
+    Account(Row.ACCOUNTS, gradients.warmup_account),
     Account(Row.ACCOUNTS, tables.memory_account),
     Account(Row.ACCOUNTS, model.gates_account),
     Account(Row.ACCOUNTS, model.selection_account, "selection"),
@@ -155,9 +154,9 @@ ACCOUNTS = (
     Account(Row.GRADIENTS, gradients.exchange_account, "exchange"),
     Account(Row.GRADIENTS, gradients.norm_account),
     Account(Row.GRADIENTS, gradients.clip_account),
-    Account(Row.GRADIENTS, optimizer.update_account, "updates"),
-    Account(Row.GRADIENTS, optimizer.shadow_account),
-    Account(Row.GRADIENTS, optimizer.movement_account),
+    Account(Row.GRADIENTS, gradients.update_account, "updates"),
+    Account(Row.GRADIENTS, gradients.shadow_account),
+    Account(Row.GRADIENTS, gradients.movement_account),
     Account(Row.ORACLE, first_weights.first_weights_account, "first_weights"),
     Account(Row.ORACLE, model.oracle_account, "oracle"),
 )
