@@ -23,7 +23,6 @@ from runbook.accounts.clocks import (
     goes_on,
     joined,
     median_error,
-    with_clock,
 )
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records.evidence import RankLog
@@ -162,22 +161,6 @@ def _unasked(rank: RankLog, every: Mapping[str, int], blocks: int, steps: int) -
     if proven > _PROOFS_A_BLOCK * blocks:
         kinds = ", ".join(sorted(seen.keys() & others))
         yield f"{proven} steps {kinds}, in {blocks} block(s): no clock counts the time"
-
-
-def beside_words(frame: pd.DataFrame, rank: RankLog) -> str:
-    """The share of the time that evaluations, checkpoints and dumps took, as far as one did."""
-    asked = {step: kinds & _ASKED.keys() for step, kinds in rank.beside.items()}
-    kinds = sorted(set().union(*asked.values()))
-    if not kinds or rank.steps is None or "dt_s" not in frame:
-        return ""
-    both = with_clock(frame[["step", "dt_s"]], rank.steps)
-    both = both[both["clock_s"].notna()]
-    busy = both[both["step"].isin([step for step, own in asked.items() if own])]
-    total = float(both["clock_s"].sum())
-    if not total > 0:
-        return ""
-    share = max(0.0, float((busy["clock_s"] - busy["dt_s"]).sum())) / total
-    return f"; {share:.1%} of the time went to {', '.join(kinds)} beside {len(busy)} step(s)"
 
 
 def _every(env: Mapping[str, Any]) -> dict[str, int]:
