@@ -14,7 +14,7 @@ from functools import cached_property
 
 from runbook.config.precedence import SHELL, Given, given
 from runbook.records import Check, Kind, LaunchEntry, LaunchStatus, RunRecord
-from runbook.records.outcome import STEP
+from runbook.records.measurement import STEP
 from runbook.records.run import edited
 from runbook.text import listed
 

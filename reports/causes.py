@@ -27,7 +27,7 @@ from runbook.records import (
     RunRecord,
 )
 from runbook.records.launch import RESUME_FLAG
-from runbook.records.outcome import STEP
+from runbook.records.measurement import STEP
 from runbook.text import how_many, listed
 
 _SHOWN_PATHS = 3

@@ -17,7 +17,7 @@ from reports.causes import Cause, causes_of
 from reports.text import one_line
 from runbook.engine.starting import left_open
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
-from runbook.records.outcome import WORST_FIRST
+from runbook.records.measurement import WORST_FIRST
 from runbook.records.run import Invocation, Step
 from runbook.text import how_many, listed, short_caveat
 

@@ -187,14 +187,18 @@ def _bucket(seen: Seen) -> Evidence:
     if buckets is None:
         return False, "DDP has not rebuilt its buckets: too few steps"
     cap = seen.toggles.number("NSA_DDP_BUCKET_MB")
-    goes_by = wrapped.cap_bytes()
+    goes_by, asked = wrapped.cap_bytes(), int(cap * MIB)
+    # DDP begins the next one where one holds the cap: none has it without its last parameter, and
+    # all but the one that was left over have it. One alone shows no more than that.
+    above = max(bucket.size - bucket.last for bucket in buckets)
+    most = min(sorted(bucket.size for bucket in buckets)[1:], default=asked)
     evidence = {
         "cap_mib": cap,
         "in_force_mib": round((goes_by or 0) / MIB, 4),
         "sizes_mib": [bucket.size_mib for bucket in buckets],
         "buckets": len(buckets),
     }
-    return goes_by == int(cap * MIB), evidence
+    return goes_by == asked and above < asked <= most, evidence
 
 
 def _compress(seen: Seen) -> Evidence:

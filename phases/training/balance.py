@@ -23,12 +23,10 @@ from phases.kit.finding import (
 from phases.kit.measure import log_value, rank_value
 from phases.training.own import own_accounts
 from runbook.accounts import Workload
-from runbook.accounts.between_steps import beside_words
 from runbook.accounts.clocks import FEW_CLOCKED
 from runbook.accounts.first_weights import begins, groups_of
 from runbook.accounts.model import oracle_tolerance
 from runbook.accounts.registry import Row, Sources, Unbalanced, unbalanced
-from runbook.accounts.settings import bucket_words
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -60,7 +58,6 @@ def balanced(case: Case, name: str) -> Finding:
         title = f"Two sources disagree about the same steps, so no number of {name} counts."
         return replace(found, measurement=value, title=found.title or title)
     reason = f"{len(log.frame)} steps on {len(launch.ranks)} rank(s): two sources agree on each"
-    reason += beside_words(log.frame, launch.ranks[0]) + bucket_words(launch.ranks)
     return passed(reason, measurement=value, evidence=paths)
 
 

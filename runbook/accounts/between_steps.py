@@ -23,7 +23,6 @@ from runbook.accounts.clocks import (
     goes_on,
     joined,
     median_error,
-    with_clock,
 )
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records.evidence import RankLog
@@ -59,23 +58,15 @@ _PROOFS_A_BLOCK = 10
 _KNOWN = frozenset(Event)
 # The step's time begins anew after these: at its step_start, or where it was computed once more.
 _ENDS_BEFORE = frozenset({Event.EVAL_START, Event.EVAL, Event.CHECKPOINT_START})
-# These happen in the time of a step, which counts them; with others beside it nobody knows.
-_WITHIN = frozenset({Event.CHECKPOINT, Event.MEMORY_DUMP})
 # It begins the time anew in some steps and not in others.
 _UNKNOWN = frozenset({Event.PROFILER, Event.PROFILE_SAVE})
-# Steps of one kind by what was beside them, and the mark at which their time begins.
-_GROUPS: Mapping[str, tuple[str, Callable[[frozenset[str]], bool]]] = {
-    "after an evaluation or a save": (
-        "timed_from",
-        lambda kinds: bool(kinds & _ENDS_BEFORE) and not kinds & {*_UNKNOWN, Event.RECOMPUTED},
+# Steps of one kind by what was beside them.
+_GROUPS: Mapping[str, Callable[[frozenset[str]], bool]] = {
+    "after an evaluation or a save": lambda kinds: (
+        bool(kinds & _ENDS_BEFORE) and not kinds & {*_UNKNOWN, Event.RECOMPUTED}
     ),
-    "after their second computation": (
-        "timed_from",
-        lambda kinds: Event.RECOMPUTED in kinds and not kinds & _UNKNOWN,
-    ),
-    "with a dump or the end of a save beside them": (
-        "ended_before",
-        lambda kinds: bool(kinds) and kinds <= _WITHIN,
+    "after their second computation": lambda kinds: (
+        Event.RECOMPUTED in kinds and not kinds & _UNKNOWN
     ),
 }
 # One pause of the machine between a mark and the clock, in a whole launch; others are PAUSE_S.
@@ -172,22 +163,6 @@ def _unasked(rank: RankLog, every: Mapping[str, int], blocks: int, steps: int) -
         yield f"{proven} steps {kinds}, in {blocks} block(s): no clock counts the time"
 
 
-def beside_words(frame: pd.DataFrame, rank: RankLog) -> str:
-    """The share of the time that evaluations, checkpoints and dumps took, as far as one did."""
-    asked = {step: kinds & _ASKED.keys() for step, kinds in rank.beside.items()}
-    kinds = sorted(set().union(*asked.values()))
-    if not kinds or rank.steps is None or "dt_s" not in frame:
-        return ""
-    both = with_clock(frame[["step", "dt_s"]], rank.steps)
-    both = both[both["clock_s"].notna()]
-    busy = both[both["step"].isin([step for step, own in asked.items() if own])]
-    total = float(both["clock_s"].sum())
-    if not total > 0:
-        return ""
-    share = max(0.0, float((busy["clock_s"] - busy["dt_s"]).sum())) / total
-    return f"; {share:.1%} of the time went to {', '.join(kinds)} beside {len(busy)} step(s)"
-
-
 def _every(env: Mapping[str, Any]) -> dict[str, int]:
     """How often, in steps, each kind is asked for; 0 for never."""
     train = (env.get("config") or {}).get("train") or {}
@@ -218,9 +193,9 @@ def restart_account(frame: pd.DataFrame, ranks: Sequence[RankLog], *, lag: int =
     both = _marked(frame, rank.steps, lag)
     problems = []
     # With a lag a device may still be at work in the others when the host has gone on.
-    for name, (begin, belongs) in list(_GROUPS.items())[: 1 if lag else None]:
+    for name, belongs in list(_GROUPS.items())[: 1 if lag else None]:
         steps = [step for step, kinds in rank.beside.items() if belongs(kinds)]
-        problems += [f"{text} {name}" for text in _restart_problems(both, steps, begin, lag)]
+        problems += [f"{text} {name}" for text in _restart_problems(both, steps, lag)]
     return problems
 
 
@@ -230,22 +205,20 @@ def _marked(frame: pd.DataFrame, steps: pd.DataFrame, lag: int) -> pd.DataFrame:
     `latest` is when the device has ended the step at the latest: with a lag the host has seen that
     before it ends the next but one.
     """
-    own = steps[["step", "timed_from", "mono"]].assign(
-        ended_before=steps["mono"].shift(), latest=steps["mono"].shift(-2 * lag)
-    )
-    both = joined(frame, own, "timed_from", "mono", "ended_before", "latest")
+    own = steps[["step", "timed_from", "mono"]].assign(latest=steps["mono"].shift(-2 * lag))
+    both = joined(frame, own, "timed_from", "mono", "latest")
     kept = both[both["step"].isin(frame["step"][goes_on(frame)])]
     return kept.rename(columns=lambda name: name.removesuffix("_said"))
 
 
-def _restart_problems(both: pd.DataFrame, steps: list[int], begin: str, lag: int) -> Iterator[str]:
+def _restart_problems(both: pd.DataFrame, steps: list[int], lag: int) -> Iterator[str]:
     """One step by more than a long pause, two by more than short ones, or the middle of some."""
     if not steps:
         return
     both = both[both["step"].isin(steps)]
-    clock = both["mono"] - both[begin]
+    clock = both["mono"] - both["timed_from"]
     # With a lag a step takes at least as long as the host; without one it takes just as long.
-    least, most = clock - both["dt_s"], both["latest"] - both[begin] - both["dt_s"]
+    least, most = clock - both["dt_s"], both["latest"] - both["timed_from"] - both["dt_s"]
     off = least.clip(lower=0.0) + most.clip(upper=0.0)
     if off.isna().all():
         return

@@ -287,12 +287,6 @@ def joined(frame: pd.DataFrame, steps: pd.DataFrame, *names: str) -> pd.DataFram
     return frame.merge(said.assign(step=theirs), on="step")
 
 
-def with_clock(frame: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `frame` that `steps` has too, with clock_s: from the step_end before, in s."""
-    clock = steps[["step"]].assign(clock_s=steps["mono"].diff())
-    return joined(frame, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
-
-
 def goes_on(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
     """For each row: has the one before it the same arm and block? Always, where there are none."""
     import numpy as np
@@ -316,7 +310,8 @@ def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.Dat
         return None
     told = [name for name in ("step", "dt_s", "fetch_s") if name in frame]
     both = frame[told].assign(inside=goes_on(frame))
-    both = with_clock(both, rank.steps)
+    clock = rank.steps[["step"]].assign(clock_s=rank.steps["mono"].diff())
+    both = joined(both, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
     others = both["step"].isin(busy.of(rank.rank))
     kept: pd.DataFrame = both[both["inside"] & ~others & both["clock_s"].notna()]
     return kept.assign(run=(kept["step"].diff() != 1).cumsum())

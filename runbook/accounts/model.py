@@ -203,13 +203,10 @@ def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Work
 
 def gates_account(
     gates: pd.DataFrame | None, ranks: Sequence[RankLog], work: Workload
-) -> list[str]:
-    """Readings of rank 0 are those of the steps that were computed a second time."""
-    return [] if gates is None or gates.empty else list(_gates_again(gates, ranks, work))
-
-
-def _gates_again(gates: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> Iterator[str]:
-    """Readings of rank 0 that are not those of its step when it is computed a second time."""
+) -> Iterator[str]:
+    """Readings of rank 0 are those of its steps when they are computed a second time."""
+    if gates is None or gates.empty:
+        return
     again = next((r.ending.get("recomputed") or {} for r in ranks if r.rank == 0), {})
     steps, layers = again.get("steps") or (), again.get("gates") or ()
     if not steps or len(steps) != len(layers):

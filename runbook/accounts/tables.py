@@ -1,17 +1,28 @@
-"""The same steps as several files and processes tell them: rows, heartbeats, evaluations."""
+"""What several files and processes tell of the same: rows, heartbeats, evaluations, checkpoints.
+
+And of what a launch was given: the ranks run with its settings, and keep its checkpoints. That
+env.json tells the settings of the plan is another row's to say.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
+from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, Event, checkpoint_step
 from nsa.contract.digests import drawn_batch, step_weight
-from runbook.accounts import COPY_TOLERANCE, Workload, apart, due, each_rank
+from nsa.toggles import TOGGLES, Value
+from runbook.accounts import COPY_TOLERANCE, Keeping, Workload, apart, due, each_rank
 from runbook.accounts.clocks import joined
 from runbook.accounts.model import from_host_tolerance
+from runbook.folder.launch.documents import recorded_toggles
+from runbook.folder.launch.shapes import is_number
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
+from runbook.text import listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,10 +31,12 @@ if TYPE_CHECKING:
 MEMORY_TOLERANCE_MIB = 16.0
 # Of sums of the same float64 numbers in another order.
 _SUM_TOLERANCE = 1e-9
-# So many steps of two processes never all end in the same microsecond.
-_SAME_STEPS = 5
 # Columns that have a second source in every rank's heartbeats.
 _COPIED = ("step", "loss", "toks_per_s", "grad_norm", "tokens", "dt_s")
+_TIMEOUT = "NSA_PG_TIMEOUT_MIN"
+_PLAIN = re.compile(r"[1-9][0-9]{0,5}")
+# A long run saves hundreds of times.
+_NAMED = 8
 
 
 def column_account(frame: pd.DataFrame) -> list[str]:
@@ -42,22 +55,6 @@ def process_account(ranks: Sequence[RankLog]) -> list[str]:
         for pid in rank.pids:
             if writers.setdefault(pid, rank.rank) != rank.rank:
                 problems.append(f"ranks {writers[pid]} and {rank.rank} are one process, {pid}")
-    return problems + _of_one_clock(ranks)
-
-
-def _of_one_clock(ranks: Sequence[RankLog]) -> list[str]:
-    """Ranks that end their steps in the same microseconds: one of them tells the other's times."""
-    first: dict[tuple[float, ...], int] = {}
-    problems = []
-    for rank in ranks:
-        if rank.steps is None or len(rank.steps) < _SAME_STEPS:
-            continue
-        ends = tuple(rank.steps["mono"].iloc[-_SAME_STEPS:])
-        if first.setdefault(ends, rank.rank) != rank.rank:
-            problems.append(
-                f"ranks {first[ends]} and {rank.rank} end {_SAME_STEPS} steps in the same "
-                "microseconds: one tells the times of the other"
-            )
     return problems
 
 
@@ -259,3 +256,158 @@ def _table_problems(val: pd.DataFrame | None, ranks: Sequence[RankLog]) -> Itera
 
 def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, int | float) else str(value)
+
+
+def settings_account(
+    ranks: Sequence[RankLog], env: Mapping[str, Any], given: Mapping[str, str]
+) -> list[str]:
+    """Every setting that the ranks do not run with as it was given.
+
+    given: the variables that the launch was planned with, as far as they are known.
+    """
+    return [*timeout_account(ranks, env), *thread_account(ranks, given)]
+
+
+def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:
+    """The process group of every rank gives up when it was told to."""
+    asked: Value = recorded_toggles(env).get(_TIMEOUT, TOGGLES[_TIMEOUT].default)
+    if not isinstance(asked, int | float) or not is_number(asked):
+        return [f"env.json does not say which {_TIMEOUT} is in force"]
+    return _timeout_problems(ranks, asked, alone=len(ranks) < 2)
+
+
+@each_rank
+def _timeout_problems(rank: RankLog, asked: float, *, alone: bool) -> Iterator[str]:
+    found = _told(rank).get("timeout_s")
+    if found is None and not alone:
+        yield " does not tell the timeout of its process group"
+    elif found is not None and not abs(found - 60 * asked) <= TIMEOUT_TOLERANCE_S:
+        yield (
+            f": the process group waits for {found:g} s, {_TIMEOUT}={asked:g} asks for "
+            f"{60 * asked:g} s"
+        )
+
+
+@each_rank
+def thread_account(rank: RankLog, given: Mapping[str, str]) -> Iterator[str]:
+    """Every rank computes with the threads of OMP_NUM_THREADS: of the plan, else as it found it."""
+    told = _told(rank)
+    found = told.get("variables") or {}
+    omp, mkl = (str(given.get(name) or found.get(name) or "") for name in THREAD_VARIABLES)
+    threads = told.get("threads")
+    if threads is None:
+        yield " does not tell with how many threads it computes"
+        return
+    if not _PLAIN.fullmatch(omp) or (mkl or omp) != omp:
+        return  # no plain number, or another library's: torch decides
+    cpus = told.get("cpus")
+    # MKL takes one for each core at most, which has one CPU or two that share it.
+    one_a_core = cpus is not None and threads < int(omp) and cpus <= 2 * threads
+    if threads != int(omp) and not one_a_core:
+        yield f" computes with {threads} threads, {THREAD_VARIABLES[0]}={omp}"
+
+
+def _told(rank: RankLog) -> Mapping[str, Any]:
+    """What the rank says at its end that it runs with."""
+    return rank.ending.get("in_force") or {}
+
+
+def saved_account(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
+    """Rank 0 has read some tensors of each checkpoint back, and those that were to go went.
+
+    Where one was not written at all, `checkpoints_left_out` says so.
+    """
+    if not ranks or not ranks[0].checkpoints or checkpoints_left_out(ranks, keeping):
+        return []
+    newest = PurePath(str(ranks[0].checkpoints[-1].get("path"))).name
+    told: Mapping[str, Any] = ranks[0].ending.get("saved") or {}
+    if not told.get("elements"):
+        return [f"nothing of the checkpoint {newest} was read back"]
+    if why := told.get("unreadable"):
+        return [
+            f"checkpoints of the steps {_listed(told.get('wrong'))}: not to be read back: {why}"
+        ]
+    if told.get("step") != checkpoint_step(newest):
+        return [f"step {told.get('step')} was read back, the newest checkpoint is {newest}"]
+    if told.get("other") != 0:
+        return [
+            f"{newest}: {told.get('other')} of {told['elements']} elements read back are not what "
+            f"the run held when the save began ({', '.join(map(str, told.get('tensors') or ()))})"
+        ]
+    problems = _other_ones_kept(ranks[0], told.get("kept"), keeping)
+    # Each was read back as the next save began.
+    read, wrong = told.get("read"), told.get("wrong")
+    written = ranks[0].counts.get(Event.CHECKPOINT, len(ranks[0].checkpoints))
+    if read != written:
+        return [f"{read} of the {written} checkpoints that were written were read back", *problems]
+    if wrong:
+        text = "did not hold what the run held when their saves began"
+        return [f"checkpoints of the steps {_listed(wrong)} {text}", *problems]
+    return problems
+
+
+def position_account(ranks: Sequence[RankLog], work: Workload) -> list[str]:
+    """Every rank goes on behind the last micro-batch of the step that was saved.
+
+    Of generated data, whose position is the number of micro-batches; what place in documents is
+    the right one nobody else knows.
+    """
+    if work.data is None:
+        return []
+    told: Mapping[str, Any] = (ranks[0].ending.get("saved") if ranks else None) or {}
+    if not told or told.get("unreadable"):  # `saved_account` says why
+        return []
+    step, found = told.get("step"), told.get("positions")
+    if not isinstance(found, list) or len(found) != len(ranks) or not isinstance(step, int):
+        return ["the checkpoint does not tell where each rank goes on in its data"]
+    wanted = {"step": step * work.data.accumulation}
+    return [
+        f"rank {rank} goes on from step {step} at {place} in its data, behind that step is {wanted}"
+        for rank, place in enumerate(found)
+        if place != wanted
+    ]
+
+
+def _written(rank: RankLog) -> list[int]:
+    """The steps whose checkpoints the rank says it has written."""
+    names = [PurePath(str(one.get("path"))).name for one in rank.checkpoints]
+    return [step for step in map(checkpoint_step, names) if step is not None]
+
+
+def checkpoints_left_out(ranks: Sequence[RankLog], keeping: Keeping) -> list[str]:
+    """Steps that lack their checkpoint, as far as rank 0 tells."""
+    if not ranks:
+        return []
+    written = _written(ranks[0])
+    if missing := sorted(due(ranks[0], keeping.saves) - set(written)):
+        others = f"those of {_listed(sorted(written))} were" if written else "none was"
+        return [
+            f"no checkpoint of step {_listed(missing)} was written, train.save_every="
+            f"{keeping.saves} asks for it; {others}"
+        ]
+    return []
+
+
+def _other_ones_kept(rank: RankLog, kept: object, keeping: Keeping) -> list[str]:
+    """Checkpoints on the disk that are not those which config and evaluations leave."""
+    written = _written(rank)
+    losses = {
+        step: float(loss)
+        for told in rank.evaluations
+        if isinstance(step := told.get("step"), int)
+        and isinstance(loss := told.get("loss"), int | float)
+    }
+    wanted = keeping.stay(written, losses)
+    if kept == wanted:
+        return []
+    evaluated = [f"{losses[step]:.4f} at {step}" for step in sorted(written) if step in losses]
+    of = f"; validation loss {', '.join(evaluated)}" if keeping.best and evaluated else ""
+    return [
+        f"checkpoints of the steps {_listed(kept)} were kept, train.keep_last={keeping.last}, "
+        f"keep_every={keeping.every} and keep_best={str(keeping.best).lower()} keep "
+        f"{_listed(wanted)}{of}"
+    ]
+
+
+def _listed(steps: object) -> str:
+    return listed(steps, _NAMED) if isinstance(steps, list) and steps else str(steps)

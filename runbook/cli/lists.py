@@ -232,8 +232,8 @@ def schema(args: argparse.Namespace, console: Console) -> int:
       runbook schema profile
     """
     from runbook.config import Profile
+    from runbook.launch.observer import events_schema
     from runbook.records import RunRecord
-    from runbook.records.events import events_schema
 
     draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     schemas: dict[str, Callable[[], dict[str, Any]]] = {

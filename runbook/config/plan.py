@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field
 
-from nsa.settings import Count, DataSection, Whole
+from nsa.settings import DataSection, Whole
 from nsa.toggles import meaning
 from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config import LimitValue, PhaseSettings, PlanNote, Profile, Sourced, Stage, registry
@@ -43,27 +43,17 @@ FREE_KEYS = frozenset(
 )
 
 
-class PlannedPhase(Record):
-    """One phase of a plan: an installed one (without `kind`), or one that the plan makes.
+class PlannedPhase(Stage):
+    """A phase that a plan makes, with its settings (`runbook.config.PhaseSettings`)."""
 
-    An installed phase has its settings from the profile. The other fields are those of
-    `runbook.config.Stage` and `PhaseSettings`.
-    """
-
-    kind: str = ""
-    title: str = ""
-    steps: Count = 0
-    least_steps: Whole = 1
-    dataset: str = "synthetic"
-    legs: Whole = 1
-    resume_steps: Count = 0
-    needs_go: bool = False
-    checks: tuple[str, ...] = ()
+    # Its place in the plan is where it stands there.
+    order: Literal[0] = 0
+    steps: Whole
     env: dict[str, Sourced] = Field(default_factory=dict)
     config_overrides: dict[str, Scalar] = Field(default_factory=dict)
-    timeout_s: float = Field(default=0, ge=0)
+    timeout_s: float = Field(gt=0)
     typical_s: float | None = Field(default=None, gt=0)
-    source: str = ""
+    source: str = Field(min_length=1)
 
 
 class Differences(Record):
@@ -74,13 +64,16 @@ class Differences(Record):
 
 
 class Plan(Record):
-    """A plan as its file says it. `stops`: nothing starts behind a phase that did not pass."""
+    """A plan as its file says it. `stops`: nothing starts behind a phase that did not pass.
+
+    Of an installed phase it says nothing but its name: that has its settings from the profile.
+    """
 
     schema_version: Literal[1]
     name: str = Field(pattern=_NAME)
     title: str = Field(min_length=1)
     stops: bool
-    phases: dict[str, PlannedPhase] = Field(min_length=1)
+    phases: dict[str, PlannedPhase | None] = Field(min_length=1)
     limits: dict[str, LimitValue] = Field(default_factory=dict)
     cpu: Differences = Differences()
 
@@ -111,7 +104,7 @@ def without_board(plan: Plan) -> Plan:
     off = Sourced(value="1", source=f"{NO_BOARD} ({absent(BOARD)})")
     phases = {
         name: one.model_copy(update={"env": {**one.env, BOARD_TOGGLE: off}})
-        if meaning(BOARD_TOGGLE, {key: v.value for key, v in one.env.items()}) is False
+        if one and meaning(BOARD_TOGGLE, {key: v.value for key, v in one.env.items()}) is False
         else one
         for name, one in plan.phases.items()
     }
@@ -128,6 +121,9 @@ def phases_without_board(profile: Profile) -> list[str]:
 
 
 def _read(document: Mapping[str, Any], *, where: str) -> Plan:
+    phases = document.get("phases")
+    if isinstance(phases, dict):
+        document = {**document, "phases": {name: one or None for name, one in phases.items()}}
     plan = validated(Plan, document, where)
     problems = [text for name, one in plan.phases.items() for text in _wrong(name, one)]
     problems += [] if problems else _without_gate(plan.phases)
@@ -136,19 +132,17 @@ def _read(document: Mapping[str, Any], *, where: str) -> Plan:
     return plan
 
 
-def _wrong(name: str, one: PlannedPhase) -> list[str]:
+def _wrong(name: str, one: PlannedPhase | None) -> list[str]:
     """What is wrong with a phase of a plan, each with what is allowed."""
-    known = registry.phases()
-    if not one.kind:
-        if name != _ALL and name not in known:
-            return [
-                f"{name}: no such phase{choice_for(name, (_ALL, *known))}; one of the plan's own "
-                f"needs a kind: {', '.join(registry.kinds())}"
-            ]
-        set_here = sorted(one.model_fields_set)
-        said = f"{name}: an installed phase has its settings from the profile; leave out "
-        return [f"{said}{', '.join(set_here)}"] if set_here else []
-    if name in known or name == _ALL:
+    known = (_ALL, *registry.phases())
+    if one is None:
+        if name in known:
+            return []
+        return [
+            f"{name}: no such phase{choice_for(name, known)}; one of the plan's own "
+            f"needs a kind: {', '.join(registry.kinds())}"
+        ]
+    if name in known:
         return [f"{name}: an installed phase has this name; leave out kind, or name it otherwise"]
     if one.kind not in registry.kinds():
         return [f"{name}.kind: no {one.kind!r}{choice_for(one.kind, registry.kinds())}"]
@@ -162,23 +156,20 @@ def _made_wrong(one: PlannedPhase, kind: type[Made]) -> list[str]:
         for what in one.checks
         if what not in allowed
     ]
-    if len(set(one.checks)) < len(one.checks) or not one.checks:
+    if len(set(one.checks)) < len(one.checks):
         problems.append(f"checks: expected some of {', '.join(allowed)}, none twice")
     if one.dataset not in _DATASETS:
         problems.append(f"dataset: no {one.dataset!r}{choice_for(one.dataset, _DATASETS)}")
-    needed = {"steps": one.steps, "timeout_s": one.timeout_s, "title": one.title}
-    problems += [f"{key}: missing" for key, value in needed.items() if not value]
-    problems += [] if one.source else ["source: missing; say where the numbers come from"]
     if one.legs > 1 and one.steps % one.legs:
         problems.append(f"legs: {one.legs} do not divide {one.steps} steps")
     if one.resume_steps and one.legs > 1:
         problems.append("resume_steps: legs resume already; leave out one of the two")
-    if one.resume_steps >= max(one.steps, 1):
+    if one.resume_steps >= one.steps:
         problems.append(f"resume_steps: expected fewer than the {one.steps} steps")
     return problems
 
 
-def _without_gate(phases: Mapping[str, PlannedPhase]) -> list[str]:
+def _without_gate(phases: Mapping[str, PlannedPhase | None]) -> list[str]:
     """Phases behind a GO whose data, tokenizer or model no gate before them has trained on.
 
     What is generated the GO's own phases train on; they never read documents.
@@ -186,9 +177,11 @@ def _without_gate(phases: Mapping[str, PlannedPhase]) -> list[str]:
     seen: list[tuple[str, dict[str, Scalar]]] = []
     problems = []
     for name, one in phases.items():
+        if one is None:
+            continue
         config = _changed(one.config_overrides)
         if not one.needs_go:
-            seen += [(one.dataset, config)] if one.kind else []
+            seen.append((one.dataset, config))
         elif one.dataset not in _GENERATED and (one.dataset, config) not in seen:
             what = " with ".join([one.dataset, *(f"{key}={v}" for key, v in config.items())])
             problems.append(
@@ -217,9 +210,7 @@ def with_plan(
     names = [name for one in plan.phases for name in (standard if one == _ALL else [one])]
     settings = partial(_settings, chosen=chosen or {}, go=go)
     made = {
-        name: settings(order, one)
-        for order, (name, one) in enumerate(plan.phases.items())
-        if one.kind
+        name: settings(order, one) for order, (name, one) in enumerate(plan.phases.items()) if one
     }
     note = PlanNote(
         name=plan.name,
@@ -265,7 +256,7 @@ def _settings(
 ) -> PhaseSettings:
     """The phase's settings in the profile; what an accepted run chose is part of them."""
     by = f"chosen in {go.partition(':')[0]}"
-    stage = {name: getattr(one, name) for name in Stage.model_fields if name != "order"}
+    stage = {name: getattr(one, name) for name in Stage.model_fields} | {"order": order}
     return PhaseSettings(
         steps=one.steps,
         timeout_s=one.timeout_s,
@@ -273,7 +264,7 @@ def _settings(
         env={**{name: Sourced(value=v, source=by) for name, v in chosen.items()}, **one.env},
         config_overrides=one.config_overrides,
         source=one.source,
-        stage=Stage(**stage, order=order),
+        stage=Stage(**stage),
     )
 
 

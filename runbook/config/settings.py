@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
+from itertools import takewhile
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -33,8 +32,7 @@ VARIABLE_FAMILIES = (
 )  # fmt: skip
 
 
-# What this version reads (github.com/NVIDIA/nccl); any other name it ignores in silence.
-_NCCL = "NCCL_"
+# Whose names are listed (github.com/NVIDIA/nccl); any other it ignores in silence.
 _NCCL_VERSION = "2.30.7"
 # Whose every name a run takes, beside those of torch that `nsa.torch_env` knows.
 NCCL_FAMILIES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_")
@@ -186,7 +184,10 @@ def _broken_lines(values: Mapping[str, Scalar]) -> list[str]:
 
 
 def _nccl_problems(values: Iterable[str]) -> list[str]:
-    return [f"{name}: NCCL reads {right}" for name, right in mistyped(values).items()]
+    return [
+        f"{name}: {'torch' if name.startswith('TORCH_') else 'NCCL'} reads {right}"
+        for name, right in mistyped(values).items()
+    ]
 
 
 def override_problems(values: Mapping[str, Scalar]) -> list[str]:
@@ -229,40 +230,11 @@ def _value_problem(name: str, kind: Any, value: Scalar) -> str:
     return ""
 
 
-_HEADERS = "include/torch/csrc/distributed/c10d"
-_FAMILY = re.compile(r"\bTORCH_(?:NCCL|FR)_[A-Z0-9_]+\b")
-
-
-def torch_variables() -> frozenset[str]:
-    """The TORCH_NCCL_* and TORCH_FR_* names that the installed torch reads, from its headers.
-
-    Empty if torch is missing or ships none. Does not import torch.
-    """
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return frozenset()
-    headers = (Path(spec.origin).parent / _HEADERS).glob("*.hpp")
-    texts = (path.read_text("utf-8", "replace") for path in headers)
-    return frozenset(name for text in texts for name in _FAMILY.findall(text))
-
-
 def environment_problems(environ: Mapping[str, str], *, uses_nccl: bool) -> list[str]:
     """Everything that is wrong with the variables: unknown, not allowed, contradicting."""
     problems = _toggle_problems(environ)
     problems += torch_env.plan(environ, uses_nccl=uses_nccl)[1]
-    return [*problems, *_nccl_problems(environ), *torch_variable_problems(environ)]
-
-
-def torch_variable_problems(environ: Mapping[str, str]) -> list[str]:
-    """The TORCH_NCCL_* and TORCH_FR_* among these that the installed torch does not read."""
-    asked = sorted(name for name in environ if name.startswith(NCCL_FAMILIES[1:]))
-    read = torch_variables() if asked else frozenset()
-    known = {*read, *torch_env.TORCH_VARIABLES}
-    return [
-        f"{name}: the installed torch reads no such variable{did_you_mean(name, known)}"
-        for name in asked
-        if read and name not in known
-    ]
+    return [*problems, *_nccl_problems(environ)]
 
 
 def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> dict[str, str]:
@@ -275,20 +247,20 @@ def environment_notes(environ: Mapping[str, str], *, uses_nccl: bool) -> dict[st
 
 @cache
 def nccl_names() -> frozenset[str]:
-    """Every name that NCCL reads, as `nccl.txt` lists them: documented, or read by its code.
+    """Every name that NCCL and torch read, as `nccl.txt` lists them: documented, or read by code.
 
-    A newer NCCL may read more, so an unknown name is a note; one that differs from a known one by a
+    A newer one may read more, so an unknown name is a note; one that differs from a known one by a
     slip of the hand is refused.
     """
     text = (files("runbook.config") / "nccl.txt").read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    return frozenset(f"{_NCCL}{name}" for line in lines for name in line.split())
+    names = [name for line in text.splitlines() if line[:1] != "#" for name in line.split()]
+    return frozenset(name if name.startswith(NCCL_FAMILIES) else f"NCCL_{name}" for name in names)
 
 
 def mistyped(names: Iterable[str]) -> dict[str, str]:
     """Of these names each that is a known one but for one slip, and the known one."""
     found = {}
-    for name in _unknown_to_nccl(names):
+    for name in filter(unknown_note, names):
         near = sorted(other for other in nccl_names() if _one_slip(name, other))
         if near:
             found[name] = near[0]
@@ -296,26 +268,23 @@ def mistyped(names: Iterable[str]) -> dict[str, str]:
 
 
 def unknown_note(name: str) -> str:
-    """That NCCL may ignore this variable, in words; empty for any other name."""
-    if not _unknown_to_nccl([name]):
+    """That NCCL or torch may ignore this variable, in words; empty for any other name."""
+    if not name.startswith(NCCL_FAMILIES) or name in nccl_names():
         return ""
-    return f"no name that NCCL {_NCCL_VERSION} reads: another version may, or it is ignored"
-
-
-def _unknown_to_nccl(names: Iterable[str]) -> list[str]:
-    return [name for name in names if name.startswith(_NCCL) and name not in nccl_names()]
+    reader = f"NCCL {_NCCL_VERSION}" if name.startswith(NCCL_FAMILIES[0]) else "torch"
+    near = did_you_mean(name, nccl_names())
+    return f"no name that {reader} reads: another version may, or it is ignored{near}"
 
 
 def _one_slip(name: str, known: str) -> bool:
     """One letter too many, too few or another one, or two neighbors that changed places."""
-    short, long = sorted((name, known), key=len)
-    same = 0
-    while same < len(short) and short[same] == long[same]:
-        same += 1
-    rest, other = short[same:], long[same:]
-    if len(long) == len(short) + 1:
-        return rest == other[1:]
-    if len(long) != len(short):
-        return False
-    swapped = rest[1:2] + rest[:1] + rest[2:]
-    return rest[1:] == other[1:] or swapped == other
+    same = _alike(name, known)
+    ends = _alike(name[same:][::-1], known[same:][::-1])
+    one, other = name[same : len(name) - ends], known[same : len(known) - ends]
+    return len(one) <= 1 >= len(other) or (len(one) == 2 and one == other[::-1])
+
+
+def _alike(one: str, other: str) -> int:
+    """How many letters both begin with."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

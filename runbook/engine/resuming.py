@@ -17,12 +17,7 @@ from runbook.engine.starting import extend, follows_plan, keep_aside, left_open,
 from runbook.errors import RunbookError, UsageError
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, Journal
 from runbook.folder.facts import read_facts
-from runbook.folder.manifest import (
-    artifact_problems,
-    changed_files,
-    evidence_problems,
-    read_manifest,
-)
+from runbook.folder.manifest import artifact_problems, evidence_problems, read_manifest
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
@@ -133,9 +128,9 @@ def _refuse_if_changed(run_root: Path, record: RunRecord, journal: Journal) -> N
         cut_off = [key for key in told.begun if key[0] not in told.finished and key not in kept]
         changed = evidence_problems(run_root, told.records.values(), cut_off=cut_off)
     else:
-        found = changed_files(run_root, read_manifest(path)) if path.is_file() else {}
-        changed = [f"{name}: {text}" for name, text in found.items() if name not in reports]
-        changed += artifact_problems(run_root, record)
+        manifest = read_manifest(path) if path.is_file() else {}
+        left = {name: digest for name, digest in manifest.items() if name not in reports}
+        changed = artifact_problems(run_root, record, left)
     if changed:
         raise UsageError(
             f"{record.run_id} is not what it was when it ended: {listed(changed, 1)}",

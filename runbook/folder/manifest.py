@@ -137,19 +137,6 @@ def read_manifest(path: Path) -> dict[str, str]:
     return wanted
 
 
-def check_manifest(run_root: Path, sizes: Mapping[str, int] | None = None) -> list[str]:
-    """What differs from the manifest: changed, missing and unlisted entries, each named.
-
-    A large file that had fewer bytes by `sizes` is not read. Raises `RunbookError` if there is
-    no manifest or it cannot be read.
-    """
-    wanted = read_manifest(run_root / MANIFEST_FILE)
-    problems = [f"{name}: {text}" for name, text in changed_files(run_root, wanted, sizes).items()]
-    unlisted = sorted(files_by_name(run_root).keys() - wanted.keys() - {MANIFEST_FILE})
-    problems += [f"{name}: not listed in {MANIFEST_FILE}" for name in unlisted]
-    return problems + strange_entries(run_root)
-
-
 def record_is_changed(run_root: Path) -> bool:
     """Is run.json another file than the one that its manifest lists?"""
     try:
@@ -160,20 +147,26 @@ def record_is_changed(run_root: Path) -> bool:
 
 
 def changed_files(
-    run_root: Path, wanted: Mapping[str, str], sizes: Mapping[str, int] | None = None
+    run_root: Path, artifacts: Iterable[ArtifactRecord], manifest: Mapping[str, str]
 ) -> dict[str, str]:
-    """Each file of a manifest with these digests that is not as it says, and how it differs."""
-    found, files = {}, files_by_name(run_root)
-    for name, sha256 in wanted.items():
+    """Each file of these artifacts and of a manifest that is not as it says, and how it differs.
+
+    The manifest's word counts. A large file that had fewer bytes is not read.
+    """
+    listed, files = {one.path: one for one in artifacts}, files_by_name(run_root)
+    found, wanted = {}, {name: one.sha256 for name, one in listed.items()}
+    for name, sha256 in {**wanted, **manifest}.items():
         path = files.get(name)
         if path is None:
             # Unlike Path.resolve, it ends where links lead in a circle.
             inside = Path(os.path.realpath(run_root / name)).is_relative_to(run_root.resolve())
             outside = f"{MANIFEST_FILE} names a file outside the run"
             found[name] = "missing" if inside else outside
-        elif sizes and path.stat().st_size > max(sizes.get(name, 0), LARGEST_DOCUMENT_BYTES):
+        elif (size := path.stat().st_size) > LARGEST_DOCUMENT_BYTES and not (
+            name in listed and size <= listed[name].size_bytes
+        ):
             # Larger than any document: no digest of it is worth the time.
-            found[name] = f"changed (it has {path.stat().st_size} bytes)"
+            found[name] = f"changed (it has {size} bytes)"
         elif (digest := sha256_of(path)) != sha256:
             found[name] = f"changed (sha256 {digest[:12]}..., was {sha256[:12]}...)"
     return found
@@ -237,28 +230,37 @@ FORMER_REPORTS = ("report.json",)
 
 def folder_problems(run_root: Path, record: RunRecord) -> list[str]:
     """Every entry in the folder against the manifest and the record."""
-    problems: list[str] = []
-    if (run_root / MANIFEST_FILE).is_file():
-        try:
-            problems += check_manifest(run_root, {a.path: a.size_bytes for a in record.artifacts})
-        except RunbookError as error:
-            problems.append(str(error))
+    path = run_root / MANIFEST_FILE
+    try:
+        listed = read_manifest(path)
+    except RunbookError as error:
+        gone = f"{MANIFEST_FILE}: missing (the run is not finished, or the file was removed)"
+        problems = [str(error) if path.is_file() else gone]
+        problems += artifact_problems(run_root, record, {})
     else:
-        text = "missing (the run is not finished, or the file was removed)"
-        problems += [f"{MANIFEST_FILE}: {text}", *strange_entries(run_root)]
-    return problems + artifact_problems(run_root, record)
+        problems = artifact_problems(run_root, record, listed)
+        unlisted = sorted(files_by_name(run_root).keys() - listed.keys() - {MANIFEST_FILE})
+        problems += [f"{name}: not listed in {MANIFEST_FILE}" for name in unlisted]
+    return problems + strange_entries(run_root)
 
 
-def artifact_problems(run_root: Path, record: RunRecord) -> list[str]:
-    """Every file of the run against its digest in the record, and those that it does not list."""
+def artifact_problems(run_root: Path, record: RunRecord, manifest: Mapping[str, str]) -> list[str]:
+    """Every file of the run against its digests in manifest and record, each read once.
+
+    And those that the record does not list.
+    """
     listed, files = {one.path: one for one in record.artifacts}, files_by_name(run_root)
-    differs = f"differs from its digest in {RECORD_FILE}"
-    changed = _changed(run_root, record.artifacts)
-    problems = [f"{name}: {differs if name in files else 'missing'}" for name in changed]
+    found = changed_files(run_root, record.artifacts, manifest)
+    problems = [f"{name}: {text}" for name, text in found.items()]
+    problems += [
+        f"{name}: differs from its digest in {RECORD_FILE}"
+        for name, one in listed.items()
+        if manifest.get(name, one.sha256) != one.sha256
+    ]
     problems += [
         f"{name}: its size differs from that in {RECORD_FILE}"
         for name, path in files.items()
-        if name in listed and name not in changed
+        if name in listed and name not in found
         if path.stat().st_size != listed[name].size_bytes
     ]
     reports = (*report_files().values(), *FORMER_REPORTS)
@@ -296,13 +298,7 @@ def evidence_problems(
 def changed_artifacts(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> list[str]:
     """Those of which another file is there; a record may have been sent on alone."""
     there = files_by_name(run_root)
-    return [name for name in _changed(run_root, artifacts) if name in there]
-
-
-def _changed(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> dict[str, str]:
-    listed = {one.path: one for one in artifacts}
-    digests = {name: one.sha256 for name, one in listed.items()}
-    return changed_files(run_root, digests, {n: one.size_bytes for n, one in listed.items()})
+    return [name for name in changed_files(run_root, artifacts, {}) if name in there]
 
 
 class DamagedRunError(RunbookError):

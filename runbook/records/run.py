@@ -17,8 +17,17 @@ from pydantic import Field
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_OUT, DEFAULT_PLAN, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
 from runbook.records.launch import Launch, LaunchResult, with_option
-from runbook.records.measurement import Measurement, Record, Scalar, Series, Table
-from runbook.records.outcome import Check, Outcome, Verdict, satisfies
+from runbook.records.measurement import (
+    Check,
+    Measurement,
+    Outcome,
+    Record,
+    Scalar,
+    Series,
+    Table,
+    Verdict,
+    satisfies,
+)
 from runbook.text import called_by, verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
@@ -257,6 +266,11 @@ class Report:
         return self.render(record, screen or Screen())
 
 
+# Options in the order in which a command has them.
+_PRINTED = (
+    *("protocol", "steps_scale", "seed", "out", "reference", "head", "launcher", "nodes"),
+    *("partition", "account", "queue_s", "gpu_hour_price"),
+)
 _OF_A_CLUSTER = ("launcher", "nodes", "partition", "account", "queue_s")
 # The fact that has the nodes of a run by name, with a comma between.
 NODE_NAMES = "nodes.names"
@@ -346,23 +360,10 @@ class Invocation(Asked):
             words += [] if self.plan == DEFAULT_PLAN else ["--plan", self.plan]
             words += ["--without-go"] if self.without_go else []
         words += [word for setting in self.settings for word in ("--set", setting)]
-        changed = {
-            "--protocol": (self.protocol, DEFAULT_PROTOCOL),
-            "--steps-scale": (f"{self.steps_scale:g}", "1"),
-            "--seed": (str(self.seed), "0"),
-            "--out": (str(self.out), DEFAULT_OUT),
-            "--reference": (self.reference, ""),
-            "--head": (self.head, ""),
-            "--launcher": (self.launcher, DEFAULT_LAUNCHER),
-            "--nodes": (str(self.nodes), "1"),
-            "--partition": (self.partition, ""),
-            "--account": (self.account, ""),
-            "--queue-s": (f"{self.queue_s:g}", f"{DEFAULT_QUEUE_S:g}"),
-        }
-        for flag, (value, default) in changed.items():
-            words += [flag, value] if value != default else []
-        if self.gpu_hour_price is not None:
-            words += ["--gpu-hour-price", f"{self.gpu_hour_price:g}"]
+        plain = Invocation(profile=self.profile)
+        for name in _PRINTED:
+            value, default = (_text(getattr(one, name)) for one in (self, plain))
+            words += [f"--{name.replace('_', '-')}", value] if value != default else []
         return shlex.join([*words, *(["--aa"] if self.aa else [])])
 
     def production_line(self) -> str:
@@ -383,6 +384,10 @@ class Invocation(Asked):
             words += ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
         words += [] if str(self.out) == DEFAULT_OUT else ["--out", str(self.out)]
         return shlex.join(words)
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def edited(line: str, *, without: Iterable[str] = (), profile: str = "") -> str:

@@ -26,8 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runbook.errors import UsageError
-from runbook.records.measurement import TOKENS_PER_SECOND
-from runbook.records.outcome import Outcome
+from runbook.records.measurement import TOKENS_PER_SECOND, Outcome
 
 MAD_TO_SIGMA = 1.4826
 

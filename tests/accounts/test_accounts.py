@@ -46,13 +46,6 @@ def test_gradients_are_exchanged_once_in_a_step(sent: list[int], says: str) -> N
     assert bool(found) is bool(says) and says in " ".join(found)
 
 
-def test_ranks_do_not_end_their_steps_at_the_same_times() -> None:
-    table, ranks = honest()
-    same = steps_of(ranks, 1, mono=ranks[0].steps["mono"])
-    told = "ranks 0 and 1 end 5 steps in the same microseconds"
-    assert told in "; ".join(all_accounts(table, same))
-
-
 @pytest.mark.parametrize(("more", "apart"), [(0.0008, 0), (0.0012, 1)])
 def test_a_rate_is_written_with_three_digits(more: float, apart: int) -> None:
     table, ranks = honest()

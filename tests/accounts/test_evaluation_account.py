@@ -113,7 +113,7 @@ def again(**told: Any) -> Ranks:
 
 
 def problems(gates: pd.DataFrame | None, ranks: Ranks | None = None) -> list[str]:
-    return gates_account(gates, ranks or again(), WORK)
+    return list(gates_account(gates, ranks or again(), WORK))
 
 
 def test_readings_that_were_taken_balance() -> None:

@@ -17,22 +17,16 @@ from tests.accounts.launches import RANKS, STEPS, Ranks, honest, rank, rows, ste
 EVALUATED = ("eval_start", "eval")
 SAVED = ("eval_start", "eval", "checkpoint_start", "checkpoint")
 TWICE = ("recomputed",)
-DUMPED = ("memory_dump",)
 
 
 def doing(
-    kinds: Collection[str], steps: Collection[int], took_s: float, *, counted: bool
+    kinds: Collection[str], steps: Collection[int], took_s: float
 ) -> tuple[pd.DataFrame, Ranks]:
-    """A launch in which something took so long before these steps ended.
-
-    counted: as a step's time, by right; else it lies before the mark from which a step is timed.
-    """
+    """A launch in which something took so long before the mark that these steps are timed from."""
     table, ranks = honest()
     here = table["step"].isin(steps)
     more = np.where(here, took_s, 0.0)
-    if counted:
-        table = table.assign(dt_s=table["dt_s"] + more)
-    mono = 500.0 + (table["dt_s"] + (0.0 if counted else more)).cumsum()
+    mono = 500.0 + (table["dt_s"] + more).cumsum()
     for number in range(len(ranks)):
         ranks = steps_of(ranks, number, mono=mono, timed_from=mono - table["dt_s"])
     beside = {step: frozenset(kinds) for step in steps}
@@ -45,19 +39,17 @@ def told(table: pd.DataFrame, steps: Collection[int], seconds: float) -> pd.Data
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-@pytest.mark.parametrize(
-    ("kinds", "counted"), [(EVALUATED, False), (SAVED, False), (TWICE, False), (DUMPED, True)]
-)
+@pytest.mark.parametrize("kinds", [EVALUATED, SAVED, TWICE])
 def test_a_step_is_timed_from_where_what_is_beside_it_ends(
-    kinds: Collection[str], counted: bool, lag: int
+    kinds: Collection[str], lag: int
 ) -> None:
-    table, ranks = doing(kinds, (21, 31, 41), 9.0, counted=counted)
+    table, ranks = doing(kinds, (21, 31, 41), 9.0)
     assert restart_account(table, ranks, lag=lag) == []
 
 
 def test_a_short_evaluation_that_counts_is_noticed_in_the_middle_of_three() -> None:
     steps = (21, 31, 41)
-    table, ranks = doing(EVALUATED, steps, 0.03, counted=False)
+    table, ranks = doing(EVALUATED, steps, 0.03)
     assert restart_account(table, ranks) == []
     assert len(restart_account(told(table, steps, 0.03), ranks)) == 1
     assert len(restart_account(told(table, steps, -0.02), ranks)) == 1
@@ -73,25 +65,15 @@ def test_a_short_evaluation_that_counts_is_noticed_in_the_middle_of_three() -> N
 def test_one_pause_of_the_machine_is_no_fraud_and_two_are(
     late_s: tuple[float, ...], found: int
 ) -> None:
-    table, ranks = doing(EVALUATED, (11, 21, 31, 41, 51), 9.0, counted=False)
+    table, ranks = doing(EVALUATED, (11, 21, 31, 41, 51), 9.0)
     for step, seconds in zip((21, 41), late_s, strict=False):
         table = told(table, (step,), seconds)
     assert len(restart_account(table, ranks)) == found
 
 
-@pytest.mark.parametrize("kind", ["memory_dump", "checkpoint"])
-def test_what_happens_in_a_step_is_its_time(kind: str) -> None:
-    """A save that ends, or a dump, of 0.7 s: counted by right, and then left out."""
-    table, ranks = doing((kind,), (21, 31, 41), 0.7, counted=True)
-    assert restart_account(table, ranks) == []
-    (problem,) = restart_account(told(table, (31,), -0.7), ranks)
-    assert problem.startswith("dt_s of step 31 ")
-    assert problem.endswith("with a dump or the end of a save beside them")
-
-
 def test_a_host_that_is_ahead_of_its_device_is_no_fraud() -> None:
     """On CUDA the host notes the first steps after an evaluation before the device ends them."""
-    table, ranks = doing(EVALUATED, (21, 31, 41), 9.0, counted=False)
+    table, ranks = doing(EVALUATED, (21, 31, 41), 9.0)
     steps = ranks[0].steps
     first = steps["step"].isin((21, 31, 41))
     mono = steps["mono"] - np.where(first, 0.9 * table["dt_s"], 0.0)
@@ -100,7 +82,7 @@ def test_a_host_that_is_ahead_of_its_device_is_no_fraud() -> None:
 
 
 def test_a_profiler_leaves_a_step_out() -> None:
-    table, ranks = doing((*EVALUATED, "profiler"), (31,), 9.0, counted=False)
+    table, ranks = doing((*EVALUATED, "profiler"), (31,), 9.0)
     assert restart_account(told(table, (31,), 9.0), ranks) == []
 
 

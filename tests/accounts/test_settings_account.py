@@ -1,101 +1,16 @@
-"""What ranks run with against what they were given: buckets of other caps are told."""
+"""The checkpoints that a launch kept, against those that it was to keep."""
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from runbook.accounts import Keeping
-from runbook.accounts.settings import (
-    bucket_account,
-    bucket_words,
-    checkpoints_left_out,
-    saved_account,
-)
+from runbook.accounts.tables import checkpoints_left_out, saved_account
 from runbook.records.evidence import RankLog
-from tests.accounts.launches import Ranks, honest
-
-MIB = 2**20
-# Bytes of parameters of very different sizes, as gradients come.
-PARAMETERS = random.Random(7).choices([512, 65_536, 131_072, 400_000], k=60)
-
-
-def cut(cap_mib: float, parameters: list[int] = PARAMETERS) -> dict[str, Any]:
-    """The buckets that torch makes: `compute_bucket_assignment_by_size`, for one type."""
-    import torch
-    from torch import distributed
-
-    tensors = [torch.empty(size // 4) for size in parameters]
-    places, _ = distributed._compute_bucket_assignment_by_size(tensors, [int(cap_mib * MIB)])
-    sizes = [sum(parameters[at] for at in bucket) for bucket in places]
-    return {
-        "arm": "",
-        "block": 0,
-        "bytes": sizes,
-        "last_bytes": [parameters[bucket[-1]] for bucket in places],
-    }
-
-
-def ranks_with(told: dict[str, Any]) -> Ranks:
-    return tuple(replace(rank, ddp_buckets=(told,)) for rank in honest()[1])
-
-
-def env(cap: object, **more: Any) -> dict[str, Any]:
-    return {"toggles": [{"name": "NSA_DDP_BUCKET_MB", "value": cap}], **more}
-
-
-@pytest.mark.parametrize("cap", [0.25, 25.0])
-def test_the_buckets_of_a_cap_are_those_of_that_cap(cap: float) -> None:
-    told = cut(cap)
-    assert bucket_account(ranks_with(told), env(cap)) == []
-    # While DDP looks for unused parameters it keeps the first buckets, turned round.
-    turned = told | {name: told[name][::-1] for name in ("bytes", "last_bytes")}
-    assert bucket_account(ranks_with(turned), env(cap)) == []
-
-
-def test_the_caps_that_explain_buckets_are_all_of_them() -> None:
-    """Whatever cap is asked for: it is among them exactly where torch makes the same buckets."""
-    told = cut(0.5)
-    for number in range(1, 200):
-        cap = number / 100
-        assert (bucket_account(ranks_with(told), env(cap)) == []) is (cut(cap) == told), cap
-
-
-def test_one_bucket_is_told_apart_from_smaller_caps_only_and_says_so() -> None:
-    small = [40_000] * 3
-    ranks = ranks_with(cut(25.0, small))
-    assert bucket_account(ranks, env(25.0)) == bucket_account(ranks, env(50.0)) == []
-    assert "in one bucket" in bucket_words(ranks)
-    (problem, _) = bucket_account(ranks, env(0.05))
-    assert "of a cap above 0.07629 MiB" in problem
-    assert bucket_words(ranks_with(cut(0.5))) == bucket_words(honest()[1]) == ""
-
-
-def test_the_cap_of_an_arm_is_its_own() -> None:
-    blocks = [
-        {"block": 0, "arm": "half", "set": {"NSA_DDP_BUCKET_MB": "0.5"}},
-        {"block": 0, "arm": "as given", "set": {}},
-        {"block": 1, "arm": "half", "set": {"NSA_DDP_BUCKET_MB": "0.5"}},
-    ]
-    given = env(1.0, arms={"warmup_steps": 0, "blocks": blocks})
-    half, whole = cut(0.5) | {"arm": "half"}, cut(1.0) | {"arm": "as given"}
-    for right in (half, whole, half | {"block": 1}):
-        assert bucket_account(ranks_with(right), given) == []
-    (problem, _) = bucket_account(ranks_with(half | {"arm": "as given"}), given)
-    assert problem.startswith("rank 0 in arm as given: DDP's buckets")
-    odd = env(
-        1.0, arms={"blocks": [{"block": 0, "arm": "half", "set": {"NSA_DDP_BUCKET_MB": "?"}}]}
-    )
-    assert "does not say" in bucket_account(ranks_with(half), odd)[0]
-
-
-def test_the_default_counts_where_nothing_is_given() -> None:
-    assert bucket_account(ranks_with(cut(25.0)), {}) == []
-    assert bucket_account(ranks_with(cut(1.0)), {}) != []
-
+from tests.accounts.launches import honest
 
 TOLD = {
     "step": 20,

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from nsa.contract.digests import recomputed_steps, watched_steps
-from runbook.accounts.optimizer import (
+from runbook.accounts.gradients import (
     gradient_tolerance,
     rate_account,
     shadow_account,

@@ -18,8 +18,8 @@ from runbook.cli.run.text import Progress, RunView, TextObserver
 from runbook.console import Console, rendered
 from runbook.engine.derive import render
 from runbook.folder.manifest import fingerprint_of
+from runbook.launch.observer import Forecast, Pulse, SilentRank, events_schema
 from runbook.records import Launch, LaunchResult, LaunchStatus, RunRecord
-from runbook.records.events import Forecast, Pulse, SilentRank, events_schema
 from tests.cli.test_main import Terminal
 from tests.engine import toys
 from tests.reports import samples

@@ -23,9 +23,8 @@ from runbook.engine.plan.prepare import prepare
 from runbook.engine.plan.progress import Forecaster, Pace, forecast
 from runbook.errors import UsageError
 from runbook.launch.command import completed
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.records.events import Forecast, Pulse
 from tests.config import cases
 from tests.phases import builder
 from tests.reports import samples

@@ -21,7 +21,7 @@ from runbook.engine import reasons_for
 from runbook.engine.derive import REMEDY
 from runbook.engine.run import run_setup
 from runbook.folder import Journal, read_events
-from runbook.folder.manifest import check_manifest, load_record
+from runbook.folder.manifest import folder_problems, load_record
 from runbook.launch.observer import Observer
 from runbook.records import (
     ArmSchedule,
@@ -62,7 +62,7 @@ def test_a_run_that_goes_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [phase.outcome for phase in record.phases] == [Outcome.PASS] * 2
     assert all(check.required for check in record.checks())
     assert load_record(folder) == record
-    assert check_manifest(folder) == []
+    assert folder_problems(folder, load_record(folder)) == []
     assert folder.stat().st_mode & 0o777 == 0o700
     # What the first phase chose reached the second one's plan, and the exports.
     assert record.phases[1].launches[0].launch.env == {"NSA_DDP_BUCKET_MB": "25"}
@@ -195,7 +195,7 @@ def test_latest_leads_to_each_launch_and_is_no_part_of_a_run(tmp_path: Path) -> 
     wanted = [folder / name for name in ("baseline/run1", "baseline/run2", "nvtx/run1")]
     assert looks.seen == wanted
     assert (tmp_path / "latest" / "heartbeat_rank0.jsonl").is_file()
-    assert check_manifest(folder) == []
+    assert folder_problems(folder, load_record(folder)) == []
     assert verify(folder, *toys).differences == ()
     assert len(inspect_path(tmp_path).directories) == len(wanted), "each launch once"
     assert str(folder) in inside("report", "--out", str(tmp_path), cwd=tmp_path).out

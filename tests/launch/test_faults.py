@@ -10,9 +10,8 @@ import pytest
 
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, Pulse
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.records.events import Pulse
 from tests.factory import records
 from tests.factory.tables import table
 from tests.launch.helpers import At, fake_launch, run

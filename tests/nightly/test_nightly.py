@@ -22,7 +22,7 @@ from runbook.config.load import load_profile
 from runbook.config.setup import RunOptions, load_nightly
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import ProgramExit, UsageError
-from runbook.folder.manifest import check_manifest
+from runbook.folder.manifest import folder_problems, load_record
 from runbook.launch import inputs as commits
 from runbook.machine.git import commit_of
 from runbook.process.reaper import carriers
@@ -270,7 +270,7 @@ def test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code(
     assert [pid for token in tokens for pid in carriers(token)] == []
     cut = RunRecord.model_validate_json((folder / "run.json").read_text())
     assert cut.interrupted and not (folder / commits.CHECKOUTS).exists()
-    assert check_manifest(folder) == []
+    assert folder_problems(folder, load_record(folder)) == []
 
     words = ("--resume", str(folder), "--out", str(out))
     code = start(clone, *words).wait(timeout=500)

@@ -17,7 +17,7 @@ import psutil
 
 from runbook.engine.verify import verify_run
 from runbook.folder import run_folders
-from runbook.folder.manifest import check_manifest
+from runbook.folder.manifest import folder_problems, load_record
 from runbook.launch import Budgets, LaunchOptions, adopt_launch
 from runbook.launch.kubernetes import KubernetesCluster
 from runbook.launch.kubernetes.manifests import Request, read_pod
@@ -140,5 +140,5 @@ def check_on_one_and_two_nodes(run_root: Path, record: dict[str, Any]) -> None:
     assert {entry["launch"].get("nodes", 1) for entry in entries} == {1, 2}
     for entry in entries:
         assert carriers(entry["result"]["run_token"]) == []
-    assert check_manifest(run_root) == []
+    assert folder_problems(run_root, load_record(run_root)) == []
     assert verify_run(run_root).differences == ()

@@ -15,10 +15,9 @@ from runbook.errors import UsageError
 from runbook.folder import OWN_FOLDER
 from runbook.folder.launch.own_log import RowReader, last_steps, read_own_log
 from runbook.launch.foreign import ForeignWatch, classify_foreign
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, Pulse
 from runbook.launch.watch.live_status import LiveStatus, held_mib
 from runbook.records import Kind, Launch, LaunchStatus
-from runbook.records.events import Pulse
 from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
 from runbook.tools.own_profile import is_running_mean, templated
 from runbook.tools.own_rows import guess

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runbook.folder.manifest import check_manifest
+from runbook.folder.manifest import folder_problems, load_record
 from tests.executed import note
 from tests.factory.tables import table
 from tests.own.runs import COUNTING, document
@@ -151,7 +151,7 @@ def test_a_stdout_that_takes_nothing_costs_neither_the_run_nor_its_exit_code(
         )  # fmt: skip
     assert run.returncode == 0, run.stderr
     folder = next((made[0] / "full").glob("*/run.json")).parent
-    assert check_manifest(folder) == []
+    assert folder_problems(folder, load_record(folder)) == []
     assert run.stderr.count("stdout cannot be written (No space left on device)") == 1
     assert f"the run ended with GO; its files are in full/{folder.name}" in run.stderr
 

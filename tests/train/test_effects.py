@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -64,14 +64,22 @@ def test_every_toggle_of_the_trainer_has_something_that_shows_its_effect() -> No
     assert trainers == set(effects._RULES) | set(RUNNING)
 
 
-def _capped(goes_by: float) -> dict[str, Any]:
-    """Three buckets whatever cap DDP goes by: their number alone shows nothing."""
+def _capped(goes_by: float, buckets: Sequence[Bucket]) -> dict[str, Any]:
+    """DDP with these buckets, which says that it goes by this cap."""
     wrapped = SimpleNamespace(
         ddp=True,
-        buckets=lambda: [Bucket(size=600_000, last=100_000)] * 3,
+        buckets=lambda: buckets,
         cap_bytes=lambda: int(goes_by * 2**20),
     )
     return {"wrapped": wrapped, "uses_ddp": True}
+
+
+# The last one is what was left over.
+_CUT = (
+    Bucket(size=600_000, last=100_000),
+    Bucket(size=540_000, last=40_000),
+    Bucket(size=400_000, last=100_000),
+)
 
 
 def _grouped(timeout_s: float | None, grouped: bool = True) -> dict[str, Any]:
@@ -106,8 +114,10 @@ def _sent(before: int, after: int) -> dict[str, Any]:
         ("TB_DISABLE=1", {}, {"running": RUNNING}, False),
         ("DISABLE_CSV_LOGS=1", {}, {"running": RUNNING}, True),
         ("DISABLE_AUX_STATS=1", {}, {"running": RUNNING}, None),
-        ("DDP_BUCKET_MB=0.5", _capped(1.0), {}, False),
-        ("DDP_BUCKET_MB=0.5", _capped(0.5), {}, True),
+        ("DDP_BUCKET_MB=0.5", _capped(1.0, _CUT), {}, False),
+        ("DDP_BUCKET_MB=0.5", _capped(0.5, _CUT), {}, True),
+        ("DDP_BUCKET_MB=0.5", _capped(0.5, _CUT[:1]), {}, True),
+        ("DDP_BUCKET_MB=0.25", _capped(0.25, _CUT[:1]), {}, False),
         ("PG_TIMEOUT_MIN=5", _grouped(299.9995), {}, True),
         ("PG_TIMEOUT_MIN=5", _grouped(1800.0), {}, False),
         ("PG_TIMEOUT_MIN=5", _grouped(None), {}, None),

@@ -21,7 +21,7 @@ from nsa.step.numbers import is_fused, switched
 from nsa.witness.shadow import Shadow, sample
 from nsa.witness.shadow.recompute import branch_use
 from nsa.witness.shadow.sample import updates
-from runbook.accounts.optimizer import shadow_account
+from runbook.accounts.gradients import shadow_account
 from tests.accounts.launches import WORK, changed, ending_of, honest
 from tests.train import engines
 from tests.train.engines import batch

@@ -20,8 +20,9 @@ from runbook.console import Console, OutputFormat, Painted
 from runbook.engine.derive import render
 from runbook.files import near, typed_here, utc_text_ms
 from runbook.folder.manifest import fingerprint_of, shown_fingerprint
-from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord, events
-from runbook.records.events import Forecast, Pulse
+from runbook.launch import observer as events
+from runbook.launch.observer import Forecast, Pulse
+from runbook.records import Launch, LaunchResult, PhaseRecord, RunRecord
 from runbook.records.run import Screen
 
 _SUMMARY, _OUTPUT = "GITHUB_STEP_SUMMARY", "GITHUB_OUTPUT"

@@ -13,7 +13,7 @@ from nsa.contract import Phase
 from runbook import __version__
 from runbook.console import Console, marked
 from runbook.files import near
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import (
     Check,
     Comparator,
@@ -23,7 +23,6 @@ from runbook.records import (
     PhaseRecord,
     RunRecord,
 )
-from runbook.records.events import Forecast, Pulse
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
 from runbook.text import how_many, in_one_line
 

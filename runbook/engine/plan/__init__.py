@@ -30,7 +30,7 @@ from nsa.toggles import (
 from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config.precedence import PRESET, SHELL, TYPED
 from runbook.config.registry import Phase
-from runbook.config.settings import Scalar, torch_variable_problems, word
+from runbook.config.settings import Scalar, word
 from runbook.errors import RunbookError
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
@@ -100,7 +100,6 @@ def _launch_problems(setup: Setup, launch: Launch) -> Iterator[str]:
     values, problems = read_values(launch.env)
     yield from problems
     yield from torch_env.plan(launch.env, uses_nccl=setup.profile.has_gpu)[1]
-    yield from torch_variable_problems(launch.env)
     given = toggle_set(values, {name: _source(setup, launch, name) for name in values})
     cuda = setup.profile.has_gpu
     yield from _toggle_problems(given, cuda=cuda)

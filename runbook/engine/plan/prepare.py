@@ -25,7 +25,7 @@ from runbook.config.load import load_profile
 from runbook.config.plan import phases_without_board
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.registry import Phase, select
-from runbook.config.settings import Settings, parse_settings, torch_variable_problems
+from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan import config_of, planned_problems
@@ -191,7 +191,7 @@ def prepare(options: RunOptions) -> Setup:
         named = options.profile != "auto"
         profile = load_profile(options.profile if named else detect_profile()[0])
     with _told(problems):
-        settings = _known(parse_settings(options.settings))
+        settings = parse_settings(options.settings)
     with _told(problems):
         preset = load_preset(options.preset) if options.preset else None
     if profile and settings:
@@ -254,13 +254,6 @@ def _not_text(options: RunOptions) -> list[str]:
     given = [str(value) for value in named.values() if isinstance(value, str | Path)]
     given += [*options.settings, *(f"{name}={value}" for name, value in options.from_shell.items())]
     return [f"{text!r} {why}" for text in given if (why := not_text(text))]
-
-
-def _known(settings: Settings) -> Settings:
-    """The settings, if torch reads every name: said before a plan asks for a GO of them."""
-    if problems := torch_variable_problems(settings.toggles):
-        raise UsageError([f"--set {text}" for text in problems])
-    return settings
 
 
 def _with_commits(options: RunOptions, phases: Sequence[Phase]) -> tuple[RunOptions, list[str]]:

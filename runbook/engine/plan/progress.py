@@ -20,9 +20,8 @@ from runbook.engine.earlier import ground_of
 from runbook.errors import RunbookError
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.manifest import go_record
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord
-from runbook.records.events import Forecast, Pulse
 from runbook.records.measurement import duration_text
 
 if TYPE_CHECKING:

@@ -19,12 +19,11 @@ from nsa.contract import CHECKPOINTS_DIR, ENOUGH_FILE, TRAINING_CSV, VAL_CSV, Ev
 from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch import TableTail
 from runbook.folder.launch.documents import RESOURCES
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, Pulse, SilentRank
 from runbook.launch.watch.detectors import Monitor, step_of
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import SLOW_PHASES, STOPPED, Thresholds, blame
 from runbook.records import Launch
-from runbook.records.events import Pulse, SilentRank
 
 _SHM = Path("/dev/shm")  # noqa: S108 - what is there is counted, nothing is written
 _BLOCK_BYTES, _MIB = 512, 1 << 20
