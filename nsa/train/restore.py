@@ -12,7 +12,7 @@ import json
 import pickle
 import random
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ _HARMLESS = {
 _MOST_RUNS = 1000
 # Of a tensor.
 _ELEMENTS = 64
-# So many elements of a checkpoint are read back, and so many at a time.
-_MOST_READ, _AT_ONCE = 1 << 29, 1 << 26
+# So many elements of a checkpoint are read back.
+_MOST_READ = 1 << 29
 # Steps and tensors that are named; more of them say no more.
 _MOST_WRONG = 8
 
@@ -323,28 +323,15 @@ class ReadBack:
             return 0, {}
         self._read += 1
         names = self._every()
-        differ: dict[str, int] = {}
-        for group in self._groups(names):
-            saved = self._saved(folder / checkpoint_name(self._step), group)
-            counts = {n: self._differ(saved.get(n), n, self._places[n]) for n in group}
-            differ |= {name: count for name, count in counts.items() if count}
+        saved = self._saved(folder / checkpoint_name(self._step), names)
+        counts = {name: self._differ(saved.get(name), name) for name in names}
+        differ = {name: count for name, count in counts.items() if count}
         if differ and len(self._wrong) < _MOST_WRONG:
             self._wrong.append(self._step)
         return sum(len(self._places[name]) for name in names), differ
 
-    def _groups(self, names: Sequence[str]) -> Iterator[list[str]]:
-        """Together all of them; each is small enough to be held at once, or a single tensor."""
-        group, size = list[str](), 0
-        for name in names:
-            if group and size + self._sizes[name] > _AT_ONCE:
-                yield group
-                group, size = [], 0
-            group.append(name)
-            size += self._sizes[name]
-        if group:
-            yield group
-
-    def _differ(self, saved: Tensor | None, name: str, places: Tensor) -> int:
+    def _differ(self, saved: Tensor | None, name: str) -> int:
+        places = self._places[name]
         if saved is None:
             return len(places)
         found = saved.reshape(-1).index_select(0, places.cpu())
