@@ -278,7 +278,7 @@ def _slow_phases(injector: Injector) -> None:
 
         return slowly
 
-    wrap(checkpoint, "start", slow)
+    wrap(checkpoint, "async_save", slow)
     wrap(settle, "evaluate", slow)
     injector.step = 1
     at_step(partial(_sleep, seconds=seconds))(injector)
@@ -373,7 +373,7 @@ KINDS: dict[str, Install] = {
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
     "hang_eval": hang_in("nsa.train.settle", "evaluate"),
-    "hang_checkpoint": hang_in("nsa.train.checkpoint", "start"),
+    "hang_checkpoint": hang_in("nsa.train.checkpoint", "async_save"),
     "hang_exit": hang_in("nsa.train.session", "parameter_hash"),
     "data_stall": instead("nsa.data", "GeneratedSource.fetch", sleep_before),
     "extra_collective": at_step(_extra_all_reduce),
@@ -398,7 +398,7 @@ KINDS: dict[str, Install] = {
     "host_oom": at_step(_host_oom),
     "csv_full": at_step(_full_disk_for(TRAINING_CSV)),
     "heartbeat_full": at_step(_full_disk_for(HEARTBEATS.glob())),
-    "checkpoint_full": instead("nsa.train.checkpoint", "start", _in_small_files),
+    "checkpoint_full": instead("nsa.train.checkpoint", "async_save", _in_small_files),
     "torn_csv": at_step(_tear_the_csv(b"60,5.5,0.001,1")),
     "nul_csv": at_step(_tear_the_csv(b"\0" * 512)),
 }

@@ -7,7 +7,7 @@ lists everything wrong. Torch-free.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,8 +21,9 @@ Reader = Literal["trainer", "watchdog", "tests"]
 PREFIX = "NSA_"
 # The word that leaves a choice to the trainer.
 AUTO = "auto"
-TRUE_WORDS = ("1", "true", "on", "yes")
-FALSE_WORDS = ("0", "false", "off", "no")
+_WORDS = dict.fromkeys(("1", "true", "on", "yes"), True) | dict.fromkeys(
+    ("0", "false", "off", "no"), False
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +42,8 @@ class Toggle:
     meaning: str
     requirement: str = "-"
     choices: tuple[str, ...] = ()
-    minimum: float | None = None
-    maximum: float | None = None
+    minimum: float = 0
+    maximum: float = sys.float_info.max
     arm: bool = False
     reader: Reader = "trainer"
     passive: bool = False
@@ -54,9 +55,7 @@ class Toggle:
         if self.kind == "choice":
             return ", ".join(self.choices)
         what = "a whole number" if self.kind == "int" else "a number"
-        if self.minimum is None:
-            return what
-        if self.maximum is None:
+        if self.maximum == sys.float_info.max:
             return f"{what} >= {self.minimum:g}"
         return f"{what} in {self.minimum:g} .. {self.maximum:g}"
 
@@ -75,31 +74,16 @@ class Toggle:
         return "the config's value" if self.default is None else f"the default {self.default!r}"
 
     def _convert(self, text: str) -> Value:
+        word = text.lower()
+        if self.kind == "choice" or word in self.choices:
+            return word if word in self.choices else None
         if self.kind == "bool":
-            return text.lower() if text.lower() in self.choices else _bool(text)
-        if self.kind == "choice":
-            return text.lower() if text.lower() in self.choices else None
-        number = _number(text, whole=self.kind == "int")
-        if number is None:
+            return _WORDS.get(word)
+        try:
+            number = int(text) if self.kind == "int" else float(text)
+        except ValueError:
             return None
-        low = -math.inf if self.minimum is None else self.minimum
-        high = math.inf if self.maximum is None else self.maximum
-        return number if low <= number <= high else None
-
-
-def _bool(text: str) -> bool | None:
-    if text.lower() in TRUE_WORDS:
-        return True
-    return False if text.lower() in FALSE_WORDS else None
-
-
-def _number(text: str, *, whole: bool) -> int | float | None:
-    try:
-        number = int(text) if whole else float(text)
-        finite = math.isfinite(number)
-    except (ValueError, OverflowError):
-        return None
-    return number if finite else None
+        return number if self.minimum <= number <= self.maximum else None
 
 
 def _row(
@@ -114,8 +98,6 @@ def _row(
         **more,
     )
 
-
-_WATCHDOG: dict[str, Any] = {"reader": "watchdog", "minimum": 0}
 
 _ROWS: tuple[Toggle, ...] = (
     _row("bool", "PREFILL_BATCHED", False, "batched prefill instead of token by token", "B2, E1"),
@@ -158,9 +140,9 @@ _ROWS: tuple[Toggle, ...] = (
     _row("int", "HEARTBEAT_EVERY", 1, "steps between progress heartbeats", "M1", minimum=1,
          passive=True),
     _row("int", "MEM_DUMP_EVERY", 0, "steps between memory snapshots, 0 for none", "M4",
-         minimum=0, passive=True),
+         passive=True),
     _row("int", "ACCUM", None, "micro-batches per optimizer step", "E18", minimum=1),
-    _row("float", "LR", None, "learning rate", "E18", minimum=0.0, maximum=10.0),
+    _row("float", "LR", None, "learning rate", "E18", maximum=10.0),
     _row("int", "SEQ_LEN", None, "tokens per sequence", minimum=2),
     _row("int", "BATCH_SIZE", None, "global batch, sequences", minimum=1),
     _row("float", "SCALER_INIT_SCALE", 65536.0, "first scale of the fp16 scaler", "C8",
@@ -171,16 +153,16 @@ _ROWS: tuple[Toggle, ...] = (
     _row("float", "SCALER_BACKOFF_FACTOR", 0.5, "factor after an overflow", "C8",
          minimum=0.01, maximum=0.99),
     _row("float", "WATCH_HEARTBEAT_STALL_S", 180.0, "seconds without a heartbeat that mean a stall",
-         "L8", **_WATCHDOG),
+         "L8", reader="watchdog"),
     _row("int", "WATCH_FLATLINE_N", 4, "equal throughput readings that mean a flat line", "M6",
-         **_WATCHDOG),
+         reader="watchdog"),
     _row("int", "WATCH_GATE_COLLAPSE_N", 3, "bad gate readings in a row that mean a collapse", "L5",
-         **_WATCHDOG),
+         reader="watchdog"),
     _row("float", "WATCH_GATE_ENTROPY_MIN", 0.2, "gate entropy under which a reading is bad", "L5",
-         maximum=1.0, **_WATCHDOG),
+         maximum=1.0, reader="watchdog"),
     _row("float", "WATCH_GATE_MAX_THRESHOLD", 0.9, "largest gate share above which it is bad", "L5",
-         maximum=1.0, **_WATCHDOG),
-    _row("float", "WATCH_INTERVAL_S", 30.0, "seconds between readings", "L2", **_WATCHDOG),
+         maximum=1.0, reader="watchdog"),
+    _row("float", "WATCH_INTERVAL_S", 30.0, "seconds between readings", "L2", reader="watchdog"),
     _row("bool", "WATCH_HALT", True, "write .HALT on an anomaly", "L2", reader="watchdog"),
     _row("bool", "TEST_SEL_PACK", False, "run the parity tests on packed selection ranges too",
          "V1", reader="tests"),

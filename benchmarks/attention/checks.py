@@ -8,14 +8,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-import nsa
 from benchmarks.attention.peers import Peer
 from nsa.attention import attend
 from nsa.attention.branches import Branches
-from nsa.config import Kernels, Way
+from nsa.config import Kernels, NSAConfig, Way
 
 # The production shape.
-CFG = nsa.NSAConfig()
+CFG = NSAConfig()
 # As shares of the largest true value. bfloat16 rounds probabilities, a branch and the sum to 8
 # bits, at most five times on the way; float32 has the project's bound for paths.
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 5 * 2.0**-8}
@@ -25,14 +24,14 @@ NAMES = ("q", "k_cmp", "v_cmp", "k_sel", "v_sel", "k_win", "v_win", "gates")
 Arm = Callable[[], tuple[Tensor, Sequence[Tensor]]]
 
 
-def cfg_of(x: dict[str, Tensor]) -> nsa.NSAConfig:
+def cfg_of(x: dict[str, Tensor]) -> NSAConfig:
     """The config that these inputs are of: all but heads and widths as in production."""
     (heads, d_k), (groups, d_v) = x["q"].shape[2:], x["v_sel"].shape[2:]
     return replace(CFG, n_heads=heads, n_kv_groups=groups, d_k=d_k, d_v=d_v)
 
 
 def inputs(
-    seq_len: int, dtype: torch.dtype, device: str, batch: int = 1, cfg: nsa.NSAConfig = CFG
+    seq_len: int, dtype: torch.dtype, device: str, batch: int = 1, cfg: NSAConfig = CFG
 ) -> dict[str, Tensor]:
     """Queries, keys, values and gates of `batch` sequences."""
     generator = torch.Generator().manual_seed(seq_len)

@@ -1,6 +1,6 @@
 """Native Sparse Attention as functions of tensors, and how a call will run.
 
-The module on top is `nsa.NSAAttention`.
+The module on top is `nsa.layer.NSAAttention`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import sys
 from collections.abc import MutableMapping, Sequence
 
 from nsa import torch_env
-from nsa.contract import ExitCode, NSAError
+from nsa.contract import ExitCode
 from nsa.launch.plan import harness_of, read_place
 from nsa.launch.process import leave, refuse, take_signals
 from nsa.settings import refusal
@@ -29,11 +29,8 @@ def main(argv: Sequence[str], environ: MutableMapping[str, str]) -> int:
     place, problems = read_place(environ)
     run_dir, token = harness_of(environ, problems)
     passed, wrong = torch_env.plan(environ, uses_nccl=known.device != "cpu")
-    try:
-        if problems or wrong:
-            raise refusal([*problems, *wrong])
-    except NSAError as error:
-        return refuse(error, environ)
+    if problems or wrong:
+        return refuse(refusal([*problems, *wrong]), environ)
     torch_env.translate(passed, environ)
     with for_good():
         from nsa.ceilings.measure import run

@@ -44,8 +44,6 @@ def main(argv: Sequence[str]) -> int:
     add("--tokenizer-file", metavar="FILE", default="", help="GPT-2's table, r50k_base.tiktoken")
     add("--dataset", choices=("fineweb_edu", "local"), default="fineweb_edu", help="(fineweb_edu)")
     add("--local-path", metavar="PATH", default="", help="file or folder for --dataset local")
-    add("--rank", metavar="R", type=int, default=0, help="whose share to read (0)")
-    add("--world-size", metavar="N", type=int, default=1, help="of how many ranks (1)")
     args = parser.parse_args(argv)
     try:
         sys.stdout.write(json.dumps(read(args)) + "\n")
@@ -60,14 +58,12 @@ def main(argv: Sequence[str]) -> int:
 
 def read(args: argparse.Namespace) -> dict[str, object]:
     """What was read, and how fast. Raises DataStallError, and NSAError for what cannot be."""
-    counts = {name: getattr(args, name) for name in ("seq_len", "batch", "batches", "world_size")}
+    counts = {name: getattr(args, name) for name in ("seq_len", "batch", "batches")}
     problems = [
         f"--{n.replace('_', '-')} {v}: must be 1 or more" for n, v in counts.items() if v < 1
     ]
     if not 0 < args.timeout < math.inf:
         problems.append(f"--timeout {args.timeout:g}: must be a number of seconds above 0")
-    if not 0 <= args.rank < args.world_size:
-        problems.append(f"--rank {args.rank}: must be 0 to {args.world_size - 1} (--world-size)")
     if problems:
         raise refusal(problems)
     begin = perf_counter()
@@ -100,9 +96,7 @@ def read(args: argparse.Namespace) -> dict[str, object]:
 
 def _opened(data: DataSection, args: argparse.Namespace) -> Source:
     """The source, opened within --timeout: without a network that alone may take long."""
-    share = Share(
-        seq_len=args.seq_len, batch_size=args.batch, rank=args.rank, world_size=args.world_size
-    )
+    share = Share(seq_len=args.seq_len, batch_size=args.batch)
     opening = ThreadPoolExecutor(1).submit(open_source, data, share)
     try:
         return opening.result(timeout=args.timeout)

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-import nsa
 from nsa.attention import attend
-from nsa.config import Way
+from nsa.config import NSAConfig, Way
 from nsa.tests import maths
 from nsa.witness.equations import Agreement, Bound, measure
 
@@ -26,10 +25,10 @@ LONG = 2565
 
 
 def held(
-    seq_len: int, dtype: torch.dtype, way: Way, given: nsa.NSAConfig | None = None, **shape: Any
+    seq_len: int, dtype: torch.dtype, way: Way, given: NSAConfig | None = None, **shape: Any
 ) -> Agreement:
     """How far a path is off; given: the path runs another config than the equations."""
-    cfg = nsa.NSAConfig(**{**maths.SMALL, **shape})
+    cfg = NSAConfig(**{**maths.SMALL, **shape})
     run = partial(attend, cfg=given or cfg, way=way)
     found = measure(run, cfg, seq_len, dtype=dtype, device=maths.device())
     return replace(found, bound=EXACT) if dtype == torch.float64 else found
@@ -64,5 +63,5 @@ def test_work_in_small_pieces_equals_the_equations(
 
 def test_the_bound_is_tight_enough_to_see_one_wrong_key() -> None:
     """Made to fail on purpose: a window one token too long."""
-    wrong = nsa.NSAConfig(**{**maths.SMALL, "w": maths.SMALL["w"] + 1})
+    wrong = NSAConfig(**{**maths.SMALL, "w": maths.SMALL["w"] + 1})
     assert held(40, torch.float32, BATCHED, wrong).problems

@@ -10,10 +10,9 @@ from functools import cache
 import pytest
 import torch
 
-import nsa
 from nsa.attention import attend, nsa_attention
 from nsa.attention.branches import Branches
-from nsa.config import Way
+from nsa.config import NSAConfig, Way
 from nsa.tests import maths
 
 SEQ_LEN = 61
@@ -22,7 +21,7 @@ SEQ_LEN = 61
 @cache
 def _attended(path: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [S, S, H, Dv] of a path for S equal rows, and the selected values of each."""
-    cfg = nsa.NSAConfig(**maths.SMALL)
+    cfg = NSAConfig(**maths.SMALL)
     x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
     rows = {n: v.detach().repeat_interleave(SEQ_LEN, 0).requires_grad_() for n, v in x.items()}
     return nsa_attention(Branches(**rows), cfg, Way(path=path)), rows["v_sel"]
@@ -43,7 +42,7 @@ def _touched(path: str, head: int) -> torch.Tensor:
 @pytest.mark.parametrize("path", ("reference", "sequential", "batched"))
 def test_heads_of_a_group_read_the_same_tokens(path: str) -> None:
     """Those of the blocks that the path says it has selected, up to the query."""
-    cfg = nsa.NSAConfig(**maths.SMALL)
+    cfg = NSAConfig(**maths.SMALL)
     x = maths.random_inputs(maths.SMALL, 1, SEQ_LEN, seed=3, dtype=torch.float64)
     blocks = attend(Branches(**x), cfg, Way(path=path))[1][0].cpu()
     share = cfg.heads_per_group
@@ -68,7 +67,7 @@ TIED = tuple(range(67, 71))
 def test_of_equal_scores_the_lower_blocks_are_read(path: str) -> None:
     """Compressed keys of zero attract every query alike."""
     shape = {**maths.SMALL, "n_sel": 6}
-    cfg = nsa.NSAConfig(**shape)
+    cfg = NSAConfig(**shape)
     x = maths.random_inputs(shape, 1, TIED[-1] + 1, seed=3, dtype=torch.float32)
     with torch.no_grad():
         x["k_cmp"].zero_()

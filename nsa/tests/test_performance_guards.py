@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import nsa
 from nsa.attention import ranges_v1, ranges_v2
 from nsa.attention.selection import top_blocks
+from nsa.config import NSAConfig
 from nsa.tests import maths
 
 # (batch, sequence length, n_sel): the production shape on a GPU, smaller ones on a CPU.
@@ -25,7 +25,7 @@ BLOCKS = 7
 T_99 = 3.143
 
 
-def _selection(batch: int, seq_len: int, cfg: nsa.NSAConfig) -> Tensor:
+def _selection(batch: int, seq_len: int, cfg: NSAConfig) -> Tensor:
     """Blocks as training makes them: the forced ones and a random rest."""
     generator = torch.Generator().manual_seed(1)
     n_blocks = cfg.n_blocks(seq_len)
@@ -35,9 +35,7 @@ def _selection(batch: int, seq_len: int, cfg: nsa.NSAConfig) -> Tensor:
     return blocks.to(maths.device())
 
 
-def _seconds(
-    build: Callable[[Tensor, nsa.NSAConfig], Tensor], blocks: Tensor, cfg: nsa.NSAConfig
-) -> float:
+def _seconds(build: Callable[[Tensor, NSAConfig], Tensor], blocks: Tensor, cfg: NSAConfig) -> float:
     """Time of one call: CPU time on a CPU, wall time with a synchronized GPU otherwise."""
     if not blocks.is_cuda:
         start = time.process_time()
@@ -63,7 +61,7 @@ def test_v2_performance_improvement(
 ) -> None:
     """Parity first; then v1 and v2 in alternated blocks, and the ratio's bound above 1."""
     batch, seq_len, n_sel = shape
-    cfg = nsa.NSAConfig(n_sel=n_sel, l_sel=16, l=16, d=16)
+    cfg = NSAConfig(n_sel=n_sel, l_sel=16, l=16, d=16)
     blocks = _selection(batch, seq_len, cfg)
     assert torch.equal(ranges_v1(blocks, cfg), ranges_v2(blocks, cfg)), "no parity: no race"
     ratios = []

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-import nsa
 from nsa.attention import ranges_v1, ranges_v2
 from nsa.attention.reference import attend_selected
 from nsa.attention.selection import group_queries
+from nsa.config import NSAConfig
 from nsa.tests import maths
 from nsa.toggles import parse_toggles
 
 SHAPE = {**maths.SMALL, "n_sel": 5}
-CFG = nsa.NSAConfig(**SHAPE)
+CFG = NSAConfig(**SHAPE)
 SEQ_LEN, BATCH, GROUPS = 97, 2, 2
 
 # Blocks of a query whose own is `now`, with a generator of random numbers.

@@ -12,7 +12,6 @@ import copyreg
 import json
 import math
 import shutil
-import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -31,25 +30,114 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from nsa.contract import CHECKSUMS_JSON, checkpoint_name, checkpoint_step
-from nsa.contract.digests import sha256_of
-from nsa.launch.output import RecordWriteError, sync_folder, write_json
+from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, Event, Phase, checkpoint_name
+from nsa.contract.digests import identity_of, sha256_of
+from nsa.launch.output import Heartbeat, RecordWriteError, say, sync_folder, write_json
+from nsa.launch.ranks import SAVING_GROUP
 from nsa.settings import TrainSection
 from nsa.step.engine import Engine
+from nsa.train.restore import ReadBack, numbered, rank_state, shared_state
 
 # Python 3.11.2 (Debian 12) keeps a member of an enumeration as a call of `getattr`, which a reader
 # that runs nothing refuses. By its value is how later ones keep it.
 copyreg.pickle(_MEM_FORMAT_ENCODING, lambda member: (_MEM_FORMAT_ENCODING, (member.value,)))
-# torch says so whenever one process saves or loads by itself.
-warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable")
+
+
+class Saves:
+    """The saves of a launch, one at a time, with what the heartbeats say of them.
+
+    Every method but `done`, `under_way`, `has` and `read_back` is for all ranks together.
+    """
+
+    def __init__(self, run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> None:
+        self.folder, self._engine, self._heartbeat = run_dir / CHECKPOINTS_DIR, engine, heartbeat
+        self._noted = ReadBack(engine, token=heartbeat.token)
+        self._staging = Staging()
+        self._group: dist.ProcessGroup | None = None
+        self._writing: _Writing | None = None
+
+    @property
+    def done(self) -> bool:
+        """Has a save ended, well or not, whose `finish` is still to come?"""
+        return self._writing is not None and self._writing.future.done()
+
+    @property
+    def under_way(self) -> bool:
+        """Is there a save whose `finish` is still to come?"""
+        return self._writing is not None
+
+    def has(self, step: int) -> bool:
+        """Is there a checkpoint of this step?"""
+        return (self.folder / checkpoint_name(step)).exists()
+
+    def begin(self, *, step: int, position: dict[str, Any], val_loss: float | None) -> None:
+        """Start to write this step; the save before it is waited for.
+
+        position: in the data, of the step's last batch. val_loss: of an evaluation at this very
+        step. Raises as `finish` does.
+        """
+        self._heartbeat.phase = Phase.CHECKPOINT
+        self._heartbeat.write(Event.CHECKPOINT_START)
+        if self.under_way:
+            self.finish()
+        # Beside the steps, and before the new save may put the one before it away.
+        self._noted.compare(self.folder)
+        self._noted.note(step)
+        engine = self._engine
+        if engine.ranks.grouped and self._group is None:
+            # Of its own: the collectives of a save would mix with those of the steps.
+            self._group = dist.new_group(backend="gloo", group_desc=SAVING_GROUP)
+        begin = perf_counter()
+        facts = {
+            "step": step,
+            "world_size": engine.ranks.world_size,
+            "val_loss": val_loss,
+            "scaler": engine.scaler.state_dict(),
+        }
+        writer = _Writer(self.folder / checkpoint_name(step), facts, engine.plan.config.train)
+        future: Any = async_save(
+            own_share(engine, position),
+            storage_writer=writer,
+            async_stager=self._staging,
+            process_group=self._group,
+        )
+        held_up_s = perf_counter() - begin
+        self._writing = _Writing(writer=writer, future=future, begin=begin, held_up_s=held_up_s)
+
+    def finish(self) -> Path:
+        """The save that is under way, waited for where it has not ended.
+
+        Raises RecordWriteError on a rank that could not write, RuntimeError on the others.
+        """
+        done, self._writing = self._writing, None
+        if done is None:
+            raise RuntimeError("no save is under way")
+        done.wait(self._engine.ranks.rank)
+        final = done.writer.final
+        seconds, held_up_s = round(perf_counter() - done.begin, 4), round(done.held_up_s, 4)
+        self._heartbeat.write(
+            Event.CHECKPOINT,
+            path=str(final.relative_to(self.folder.parent)),
+            sha256=identity_of(final),
+            seconds=seconds,
+            held_up_s=held_up_s,
+        )
+        say(
+            f"[checkpoint] {final} in {seconds:.2f} s, training held up for {held_up_s:.2f} s",
+            rank=self._engine.ranks.rank,
+        )
+        return final
+
+    def read_back(self) -> dict[str, Any] | None:
+        """What the newest save holds against what the run held, as `ReadBack.report` says it."""
+        return self._noted.report(self.folder)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Writing:
+class _Writing:
     """A save that was started. `held_up_s`: how long training stood still for it."""
 
-    final: Path
-    temporary: Path
+    writer: _Writer
     future: Future[Any]
     begin: float
     held_up_s: float
@@ -64,52 +152,13 @@ class Writing:
             self.future.result()
         except CheckpointException as error:
             if rank == 0:
-                shutil.rmtree(self.temporary, ignore_errors=True)
+                shutil.rmtree(self.writer.temporary, ignore_errors=True)
             mine = error.failures.get(rank)
             if mine is None:
-                text = f"checkpoint {self.final}: another rank could not write its part"
+                text = f"checkpoint {self.writer.final}: another rank could not write its part"
                 raise RuntimeError(text) from None
             problem = mine[0] if isinstance(mine[0], OSError) else OSError(0, str(mine[0]))
-            raise RecordWriteError(self.temporary, problem) from None
-
-
-def start(
-    engine: Engine,
-    folder: Path,
-    *,
-    step: int,
-    position: dict[str, Any],
-    val_loss: float | None,
-    staging: Staging,
-    group: dist.ProcessGroup | None,
-) -> Writing:
-    """Copy the state of this step and start to write it; the save before must be over.
-
-    val_loss: of an evaluation at this very step. group: for the collectives of saves. For all ranks
-    together.
-    """
-    begin = perf_counter()
-    final = folder / checkpoint_name(step)
-    facts = {
-        "step": step,
-        "world_size": engine.ranks.world_size,
-        "val_loss": val_loss,
-        "scaler": engine.scaler.state_dict(),
-    }
-    writer = _Writer(final, facts, engine.plan.config.train)
-    future: Any = async_save(
-        own_share(engine, position),
-        storage_writer=writer,
-        async_stager=staging,
-        process_group=group,
-    )
-    return Writing(
-        final=final,
-        temporary=writer.temporary,
-        future=future,
-        begin=begin,
-        held_up_s=perf_counter() - begin,
-    )
+            raise RecordWriteError(self.writer.temporary, problem) from None
 
 
 class Staging(AsyncStager):
@@ -148,7 +197,7 @@ class _Writer(FileSystemWriter):
     def __init__(self, final: Path, facts: Mapping[str, Any], train: TrainSection) -> None:
         self.temporary = final.with_name(f".{final.name}.tmp")
         super().__init__(self.temporary)
-        self._final, self._facts, self._train = final, facts, train
+        self.final, self._facts, self._train = final, facts, train
 
     def storage_meta(self) -> StorageMeta:
         """Without the path, which is only the temporary one."""
@@ -170,39 +219,9 @@ class _Writer(FileSystemWriter):
         super().finish(metadata, results)
         sums = {file.name: sha256_of(file) for file in sorted(self.temporary.iterdir())}
         write_json(self.temporary / CHECKSUMS_JSON, {**self._facts, "sha256": sums})
-        self.temporary.rename(self._final)
-        sync_folder(self._final.parent)
-        prune(self._final.parent, self._train)
-
-
-def shared_state(engine: Engine) -> dict[str, Tensor]:
-    """What all ranks hold alike, live: the tensors of model (a tied one once) and optimizer."""
-    found: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in engine.model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            found[f"model.{name}"] = tensor.detach()
-    for name, parameter in engine.model.named_parameters():
-        for key, value in engine.optimizer.state[parameter].items():
-            found[f"optimizer.{name}.{key}"] = value.detach()
-    return found
-
-
-def rank_state(engine: Engine, position: dict[str, Any] | None) -> dict[str, Tensor]:
-    """What is this rank's own: random states, and its place in the data where there is one."""
-    states = {"rng": torch.get_rng_state()}
-    if engine.device.type == "cuda":
-        states["cuda_rng"] = torch.cuda.get_rng_state(engine.device)
-    if position is not None:
-        text = json.dumps(position).encode()
-        states["position"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-    return {f"rank{engine.ranks.rank}.{name}": value for name, value in states.items()}
-
-
-def position_name(rank: int) -> str:
-    """How a rank's place in the data is named in a checkpoint."""
-    return f"rank{rank}.position"
+        self.temporary.rename(self.final)
+        sync_folder(self.final.parent)
+        prune(self.final.parent, self._train)
 
 
 def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
@@ -211,14 +230,7 @@ def own_share(engine: Engine, position: dict[str, Any]) -> dict[str, Tensor]:
     return {**shared, **rank_state(engine, position)}
 
 
-# -- which checkpoints of a run are kept ----------------------------------------------------------
-
-
-def numbered(checkpoints: Path) -> dict[int, Path]:
-    """The checkpoints in a folder by step; what is being written or removed is none."""
-    folders = checkpoints.iterdir() if checkpoints.is_dir() else ()
-    found = {checkpoint_step(folder.name): folder for folder in folders}
-    return {step: folder for step, folder in found.items() if step is not None}
+# -- which checkpoints of a run are kept -----------------------------------------------------------
 
 
 def expendable(losses: Mapping[int, float | None], train: TrainSection) -> list[int]:

@@ -21,7 +21,7 @@ from nsa.train.settle import End, Evaluations, Pending, Settler, Tables
 from nsa.witness.witness import Witness
 
 if TYPE_CHECKING:
-    from nsa.train.saves import Saves
+    from nsa.train.checkpoint import Saves
 
 
 class Loop:
@@ -302,6 +302,6 @@ def _saves(run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> Saves | None:
     """None in a launch that saves nothing, which can do without loading what writes checkpoints."""
     if not engine.plan.saves:
         return None
-    from nsa.train.saves import Saves
+    from nsa.train.checkpoint import Saves
 
     return Saves(run_dir, engine, heartbeat)

@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nsa import NSAConfig, NSAError
 from nsa.attention import attend, nsa_attention
 from nsa.attention.branches import Branches
 from nsa.attention.cpu import pieces
-from nsa.config import Phi, Way
+from nsa.config import NSAConfig, Phi, Way
+from nsa.contract import NSAError
 from nsa.witness.equations import Bound, measure, random_inputs
 from tests.factory.tables import table
 from tests.tiers import examples as by_tier

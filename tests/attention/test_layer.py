@@ -6,20 +6,24 @@ import pytest
 import torch
 from torch import Tensor
 
-import nsa
 from nsa.attention import choose_path
 from nsa.attention.branches import Branches
 from nsa.attention.tracing import profile_range
-from nsa.config import ModelConfig, Way, keys_touched, model_flops_per_token, parameter_count
+from nsa.config import (
+    ModelConfig,
+    NSAConfig,
+    Way,
+    keys_touched,
+    model_flops_per_token,
+    parameter_count,
+)
 from nsa.contract import NSAError
-from nsa.layer import Columns, gate_stats
+from nsa.layer import Columns, NSAAttention, gate_stats
 from nsa.model import NSALanguageModel
 from nsa.witness.profiling import torch_profiler
 from tests.factory.tables import table
 
-TINY = nsa.NSAConfig(
-    dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7
-)
+TINY = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=5, l=6, d=3, l_sel=6, n_sel=3, w=7)
 
 
 def model(**changes: object) -> NSALanguageModel:
@@ -39,7 +43,7 @@ def test_rows_of_the_projection_are_aligned(
         return torch.nn.functional.linear(x, weight)
 
     monkeypatch.setattr("nsa.layer.linear", noted)
-    layer = nsa.NSAAttention(nsa.NSAConfig(), Way(force_sdpa=True))
+    layer = NSAAttention(NSAConfig(), Way(force_sdpa=True))
     layer(torch.randn(1, 70, 768))
     assert columns == [1576] and layer.in_proj.weight.shape == (1572, 768)
 
@@ -47,7 +51,7 @@ def test_rows_of_the_projection_are_aligned(
 @pytest.mark.parametrize("phi", ["avg", "mlp"])
 @pytest.mark.parametrize("tie", [True, False])
 def test_parameter_formula_counts_the_real_model(phi: str, tie: bool) -> None:
-    made = model(attention=nsa.NSAConfig(**{**vars(TINY), "phi": phi}), tie_embeddings=tie)
+    made = model(attention=NSAConfig(**{**vars(TINY), "phi": phi}), tie_embeddings=tie)
     assert made.n_parameters() == parameter_count(made.cfg)
 
 
@@ -58,7 +62,7 @@ def test_checkpointing_changes_no_gradient(by_sdpa: bool) -> None:
     for on in (False, True):
         # With d_v = d_k kernels of SDPA keep their masks, and those are made again by themselves.
         made = model(
-            gradient_checkpointing=on, attention=nsa.NSAConfig(**{**vars(TINY), "d_v": 6})
+            gradient_checkpointing=on, attention=NSAConfig(**{**vars(TINY), "d_v": 6})
         ).double()
         made.attend_by(Way(force_sdpa=by_sdpa))
         made(tokens).square().mean().backward()
@@ -93,7 +97,7 @@ def test_gates_that_have_collapsed_are_not_hidden_by_other_layers(
 @table(__file__, "wrong_values")
 def test_every_wrong_value_is_named_at_once(changes: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ValueError) as caught:
-        nsa.NSAConfig(**changes)
+        NSAConfig(**changes)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
@@ -111,10 +115,10 @@ def test_wrong_tensors_are_named_at_once() -> None:
 
 
 def test_the_choice_is_said_with_its_reason() -> None:
-    cfg = nsa.NSAConfig()
+    cfg = NSAConfig()
     assert str(choose_path(cfg, 1024)).startswith("cpu_dense (S=1024 <= n_sel*l_sel=1024")
     assert choose_path(cfg, 1025).value == "cpu_block"
-    few = choose_path(nsa.NSAConfig(n_heads=4, n_kv_groups=2, l_sel=16, l=16, d=8, n_sel=4), 128)
+    few = choose_path(NSAConfig(n_heads=4, n_kv_groups=2, l_sel=16, l=16, d=8, n_sel=4), 128)
     assert few.value == "cpu_masked" and "S=128 is one product of all queries" in few.reason
     on_cuda = choose_path(cfg, 4096, device="cuda")
     assert on_cuda.value == "sdpa" and "queries by chunks of 256 MiB" in on_cuda.reason
@@ -126,7 +130,7 @@ BYTES = ModelConfig(vocab_size=256, n_layers=12)
 
 def test_keys_touched_by_counting() -> None:
     """A small case, token by token, from the definition."""
-    cfg = nsa.NSAConfig(l=4, d=2, l_sel=4, n_sel=3, w=5)
+    cfg = NSAConfig(l=4, d=2, l_sel=4, n_sel=3, w=5)
     total = 0
     for t in range(30):
         total += sum(1 for i in range(30) if i * 2 + 3 <= t)
@@ -147,7 +151,7 @@ def test_roofline(peak: float, seq_len: int, large: int, small: int) -> None:
 
 
 def test_profiler_ranges_appear() -> None:
-    layer, x = nsa.NSAAttention(TINY), torch.randn(1, 50, 16)
+    layer, x = NSAAttention(TINY), torch.randn(1, 50, 16)
     for version in ("v1", "v2"):
         layer.way = Way(selection_ranges=version)
         with torch_profiler("cpu") as seen, profile_range("outer"):

@@ -10,9 +10,8 @@ from functools import partial
 import pytest
 import torch
 
-import nsa
 from nsa.attention import attend
-from nsa.config import Way
+from nsa.config import NSAConfig, Way
 from nsa.data import Batch
 from nsa.witness.equations import measure
 from nsa.witness.self_test import self_test
@@ -46,7 +45,7 @@ def test_kernels_compute_the_equations(
     dtype: torch.dtype, triton: bool, shape: tuple[int, int, int], seq_len: int
 ) -> None:
     heads, groups, width = shape
-    cfg = nsa.NSAConfig(
+    cfg = NSAConfig(
         dim=heads * width, n_heads=heads, n_kv_groups=groups, d_k=width, d_v=width
     )  # fmt: skip
     way = Way(force_sdpa=True, kernels="triton" if triton else "masked")

@@ -16,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-import nsa
 from nsa.attention import attend, sdpa
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_scores, overlap_weights
-from nsa.config import Kernels, Phi, Way
-from nsa.layer import Columns, rotations, split_projection
+from nsa.config import Kernels, NSAConfig, Phi, Way
+from nsa.layer import Columns, NSAAttention, rotations, split_projection
 from nsa.rounding import error_of
 from nsa.witness.equations import Bound, measure
 from tests.factory.tables import table
@@ -30,7 +29,7 @@ WAYS = {
     **{path: Way(path=path) for path in ("reference", "sequential", "batched")},
     "sdpa": Way(force_sdpa=True),
 }
-SMALL = nsa.NSAConfig(
+SMALL = NSAConfig(
     dim=48, n_heads=6, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=20
 )
 BRANCHES = ("cmp", "sel", "win")
@@ -47,7 +46,7 @@ class Where:
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float64
-    cfg: nsa.NSAConfig = SMALL
+    cfg: NSAConfig = SMALL
     lengths: tuple[int, ...] = (5, 83)
     kernels: Kernels = "masked"
     backend: str | None = None
@@ -63,13 +62,13 @@ class Where:
         exact = self.dtype == torch.float64
         return Bound(whole=1e-12, row=1e-12, scores=1e-12) if exact else Bound.of(self.dtype)
 
-    def inputs(self, seq_len: int, cfg: nsa.NSAConfig | None = None) -> dict[str, Tensor]:
+    def inputs(self, seq_len: int, cfg: NSAConfig | None = None) -> dict[str, Tensor]:
         """Two sequences of random numbers."""
         made = inputs(cfg or self.cfg, seq_len, batch=2, dtype=self.dtype)
         return {n: x.detach().to(self.device).requires_grad_() for n, x in made.items()}
 
     def run(
-        self, x: dict[str, Tensor] | Branches, cfg: nsa.NSAConfig | None = None
+        self, x: dict[str, Tensor] | Branches, cfg: NSAConfig | None = None
     ) -> tuple[Tensor, Tensor]:
         """Output and blocks."""
         return attend(x if isinstance(x, Branches) else Branches(**x), cfg or self.cfg, self.way)
@@ -84,7 +83,7 @@ def _everywhere() -> Iterator[object]:
     yield from (Where(path=path) for path in WAYS)
     yield from (Where(dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
     gpu = Where(
-        device="cuda", dtype=torch.bfloat16, cfg=nsa.NSAConfig(), lengths=(20, 2048, 2051)
+        device="cuda", dtype=torch.bfloat16, cfg=NSAConfig(), lengths=(20, 2048, 2051)
     )  # fmt: skip
     yield from (
         pytest.param(where, marks=pytest.mark.gpu)
@@ -113,7 +112,7 @@ def where(request: pytest.FixtureRequest) -> Iterator[Where]:
 
 
 def inputs(
-    cfg: nsa.NSAConfig, seq_len: int, *, batch: int = 1, dtype: torch.dtype = torch.float64
+    cfg: NSAConfig, seq_len: int, *, batch: int = 1, dtype: torch.dtype = torch.float64
 ) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seq_len)
 
@@ -136,7 +135,7 @@ def only(x: dict[str, Tensor], branch: str) -> dict[str, Tensor]:
     return {**x, "gates": gates.requires_grad_()}
 
 
-def dense(x: dict[str, Tensor], branch: str, cfg: nsa.NSAConfig) -> Tensor:
+def dense(x: dict[str, Tensor], branch: str, cfg: NSAConfig) -> Tensor:
     """Dense causal attention in float64 with a branch's keys and values, by no kernel of SDPA."""
     q = x["q"].detach().double().transpose(1, 2)
     k, v = (
@@ -157,7 +156,7 @@ def gap(a: Tensor, b: Tensor) -> float:
 def test_a_every_parameter_gets_a_gradient(where: Where, phi: Phi) -> None:
     torch.manual_seed(0)
     cfg = replace(where.cfg, phi=phi)
-    layer = nsa.NSAAttention(cfg, where.way).to(where.device, where.dtype)
+    layer = NSAAttention(cfg, where.way).to(where.device, where.dtype)
     x = torch.randn(1, where.lengths[-1], where.cfg.dim).to(where.device, where.dtype)
     layer(x).float().square().sum().backward()
     for name, parameter in layer.named_parameters():
@@ -203,7 +202,7 @@ def test_f_blocks_of_one_token_collapse_to_dense(where: Where, branch: str) -> N
     check_dense(where, branch, 70, replace(where.cfg, l=1, d=1, l_sel=1, n_sel=70, w=70))
 
 
-def check_dense(where: Where, branch: str, seq_len: int, cfg: nsa.NSAConfig) -> None:
+def check_dense(where: Where, branch: str, seq_len: int, cfg: NSAConfig) -> None:
     x = only(where.inputs(seq_len, cfg), branch)
     error = error_of(where.run(x, cfg)[0].detach(), dense(x, branch, cfg))
     assert error.whole <= where.bound.whole and error.row <= where.bound.row
@@ -219,10 +218,10 @@ def test_e_each_branch_depends_on_its_keys(where: Where, branch: str) -> None:
 
 
 def test_g_overlap_weights() -> None:
-    assert overlap_weights(nsa.NSAConfig()) == [(-1, 1), (0, 2), (1, 2), (2, 2), (3, 1)]
+    assert overlap_weights(NSAConfig()) == [(-1, 1), (0, 2), (1, 2), (2, 2), (3, 1)]
     p = torch.zeros(2, 12)
     p[0, 4] = p[1, 3] = 1.0  # tokens 64..95, inside block 1, and 48..79, in blocks 0 and 1
-    found = block_scores(p, 3, nsa.NSAConfig()).tolist()
+    found = block_scores(p, 3, NSAConfig()).tolist()
     assert found == [[0.0, 2.0, 0.0], [1.0, 1.0, 0.0]]
 
 
@@ -239,9 +238,7 @@ def test_h_forced_blocks_are_inside_n(where: Where) -> None:
 @pytest.mark.parametrize("path", WAYS)
 def test_i_gradcheck_in_float64(path: str) -> None:
     """Against differences; in the types that train they are held to the equations in (k)."""
-    cfg = nsa.NSAConfig(
-        dim=4, n_heads=2, n_kv_groups=1, d_k=2, d_v=3, l=2, d=1, l_sel=2, n_sel=3, w=3
-    )
+    cfg = NSAConfig(dim=4, n_heads=2, n_kv_groups=1, d_k=2, d_v=3, l=2, d=1, l_sel=2, n_sel=3, w=3)
     x = inputs(cfg, 7)
 
     def attention(*values: Tensor) -> Tensor:

@@ -12,27 +12,26 @@ import pytest
 import torch
 from torch import Tensor
 
-import nsa
 from nsa.attention import attend, sdpa, selection
 from nsa.attention.branches import Branches
-from nsa.config import Way
+from nsa.config import NSAConfig, Way
 from nsa.contract import NSAError
 from nsa.witness import oracle
 from nsa.witness.equations import Agreement, measure
 from tests.factory.tables import table
 
 CPU = torch.device("cpu")
-SMALL = nsa.NSAConfig(
+SMALL = NSAConfig(
     dim=48, n_heads=6, n_kv_groups=2, d_k=16, d_v=16, l=8, d=4, l_sel=8, n_sel=4, w=24
 )
 
 
 def held(
-    cfg: nsa.NSAConfig = SMALL,
+    cfg: NSAConfig = SMALL,
     seq_len: int = 131,
     *,
     dtype: torch.dtype = torch.bfloat16,
-    given: nsa.NSAConfig | None = None,
+    given: NSAConfig | None = None,
     run: Callable[..., tuple[Tensor, Tensor]] = attend,
     **more: Any,
 ) -> Agreement:
@@ -109,12 +108,12 @@ def test_other_blocks_are_rejected(change: Callable[[Tensor], Tensor], said: str
 def test_scores_without_all_of_float32_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressed keys rounded to the 10 bits of TF32 choose a block that scores less."""
 
-    def rounded(x: Tensor, cfg: nsa.NSAConfig) -> Tensor:
+    def rounded(x: Tensor, cfg: NSAConfig) -> Tensor:
         exact = selection.compress(x, cfg)
         bits = exact.detach().contiguous().view(torch.int32)
         return exact + (((bits + 0x1000) & ~0x1FFF).view(torch.float32) - exact.detach())
 
-    one_group = nsa.NSAConfig(n_heads=6, n_kv_groups=1)
+    one_group = NSAConfig(n_heads=6, n_kv_groups=1)
     monkeypatch.setattr(sdpa, "compress", rounded)
     assert any("was left out that scores" in text for text in held(one_group, 2048).problems)
 
@@ -138,7 +137,7 @@ def test_a_kernel_that_refuses_is_an_answer_and_a_lack_of_memory_is_raised(
 
 
 # Position 59 of blocks of 10 sees blocks 0 to 5; forced are 0, 4 and 5, two more are free.
-TINY = nsa.NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=10, d=5, l_sel=10, n_sel=5)
+TINY = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=10, d=5, l_sel=10, n_sel=5)
 SCORES = np.array([9.0, 2.0, 1.0, 3.0, 0.0, 0.0])
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 
-import nsa
 from benchmarks.step_calls import Cost, measure
-from nsa.config import ModelConfig, Way
+from nsa.config import ModelConfig, NSAConfig, Way
 from nsa.data import Batch
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import Ranks
@@ -25,9 +24,7 @@ from tests.attention.fake_cuda import Watched, fake_cuda, walk_back
 
 PRODUCTION = Path(__file__).parents[2] / "configs/m7c_125m_2xa100_production.yaml"
 MODEL = ModelConfig(vocab_size=256, n_layers=12)
-TINY = nsa.NSAConfig(
-    dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7
-)
+TINY = NSAConfig(dim=16, n_heads=4, n_kv_groups=2, d_k=6, d_v=6, l=6, d=3, l_sel=6, n_sel=3, w=7)
 
 
 @cache

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import nsa
 from benchmarks.triton_aot.loops import main_loop
 from nsa.attention import choose_selected, nsa_attention
 from nsa.attention.branches import Branches
@@ -26,13 +25,13 @@ from nsa.attention.triton import (
     register_limit,
     shape_problem,
 )
-from nsa.config import Way
+from nsa.config import NSAConfig, Way
 from nsa.contract import NSAError
 from tests.attention.test_mutants import ROOT, needs_triton
 from tests.attention.test_proofs import inputs
 from tests.factory.tables import table
 
-CFG = nsa.NSAConfig()
+CFG = NSAConfig()
 
 
 @pytest.fixture
@@ -167,7 +166,7 @@ def test_pieces_are_enough_for_any_lists(seq_len: int) -> None:
 
 @table(__file__, "shapes")
 def test_shapes(change: dict[str, int], seq_len: int | None, why: str | None) -> None:
-    found = shape_problem(nsa.NSAConfig(**{**vars(CFG), **change}), seq_len)
+    found = shape_problem(NSAConfig(**{**vars(CFG), **change}), seq_len)
     assert found is None if why is None else why in str(found)
 
 

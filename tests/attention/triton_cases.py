@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import nsa
 from nsa.attention.selection import block_bits, ranges_v1
 from nsa.attention.triton import ByBlock, CompressedCut, SelectedCut, Tile, WindowCut
-from nsa.config import Phi
+from nsa.config import NSAConfig, Phi
 from nsa.witness import oracle
 from nsa.witness.oracle import BRANCHES
 from tests.attention.triton_kernels import LAUNCH, compare, cut_as, poisoned, written_once
@@ -63,9 +62,9 @@ class Case:
     drawn: bool = False
     sharp: float = 1.0
 
-    def config(self) -> nsa.NSAConfig:
+    def config(self) -> NSAConfig:
         """The package's config for it."""
-        return nsa.NSAConfig(
+        return NSAConfig(
             dim=8, n_heads=self.heads * self.groups, n_kv_groups=self.groups, d_k=self.d_k,
             d_v=self.d_v, l=self.l, d=self.d, l_sel=self.l_sel, n_sel=self.n_sel, w=self.w,
             phi=self.phi,

@@ -77,7 +77,6 @@ def test_another_table_is_refused(table: Path, documents: Path) -> None:
     [
         (["--dataset", "local", "--batch", "0", "--timeout", "0"], "--batch 0: must be 1 or more"),
         (["--timeout", "inf"], "--timeout inf: must be a number of seconds"),
-        (["--rank", "2", "--world-size", "2"], "--rank 2: must be 0 to 1"),
     ],
 )
 def test_what_cannot_be_read_is_said(

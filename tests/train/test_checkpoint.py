@@ -21,8 +21,8 @@ from nsa.launch.output import Heartbeat, RecordWriteError, write_json
 from nsa.settings import TrainSection
 from nsa.step.engine import Engine
 from nsa.train import restore
-from nsa.train.checkpoint import expendable, own_share, shared_state
-from nsa.train.saves import ReadBack, Saves
+from nsa.train.checkpoint import Saves, expendable, own_share
+from nsa.train.restore import ReadBack, shared_state
 from runbook.folder.launch.shapes import EVENTS, shaped
 from tests.train import engines
 from tests.train.conftest import STEPS
