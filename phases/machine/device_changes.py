@@ -14,7 +14,7 @@ from phases.kit import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST, TAKEN_EARLY_S, TAKE
 from phases.kit.case import Case, once
 from phases.kit.finding import Finding, invalid, missing, passed, warned, whole
 from phases.kit.measure import file_value
-from phases.machine.devices import require_gpu
+from phases.machine import require_gpu
 from phases.machine.samples import Notes, sampled
 from runbook.files import utc_text
 from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON

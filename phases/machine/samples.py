@@ -18,7 +18,7 @@ from phases.kit import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PER
 from phases.kit.case import Case
 from phases.kit.finding import Finding, inconclusive, invalid, missing, skipped
 from phases.kit.measure import against, derived, effective_rate, file_value
-from phases.machine.devices import require_gpu
+from phases.machine import require_gpu
 from runbook.files import utc_text
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import LaunchEvidence
