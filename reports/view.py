@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from reports.advice import without
-from reports.causes import Cause, causes_of
+from reports.causes import Cause, causes_of, without
 from reports.text import one_line
 from runbook.engine.starting import left_open
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
@@ -34,7 +33,6 @@ class Permit:
     starts the production run behind it, `label` names what that is, and `does` says whether it
     needs the settings in the shell. Behind a trainer of one's own, which a person starts, it checks
     the run.
-    `changed` says of the caveats what they mean, where `qualified` does not; of any verdict.
     """
 
     says: str
@@ -43,34 +41,14 @@ class Permit:
     command: str = ""
     label: str = ""
     does: str = ""
-    changed: str = ""
 
 
-# What a change of the shipped profile has to do with the verdict.
-_BESIDE_A_CHANGE = {
-    Verdict.NO_GO: "A change alone never makes a NO-GO; a failed check below does.",
-    Verdict.INCOMPLETE: (
-        "A change alone never makes a run INCOMPLETE; the evidence that is missing below does."
-    ),
-    Verdict.PARTIAL: "What passed, passed with that.",
-    Verdict.GO: "What passed, passed with that.",
-}
 # A launch has the profile's variables, the line's settings and what the GO's phases chose
 # (`runbook.engine.earlier.standing`): together the exports.
 _EXPORTS = "it sets the settings below itself; they are for a trainer that you start by hand"
 
 
 def permit_of(record: RunRecord) -> Permit:
-    """What this run permits."""
-    permit = _permit(record)
-    told = ", ".join(map(short_caveat, record.caveats))
-    if permit.qualified or not told:
-        return permit
-    changed = f"Not the shipped profile as it is: {told}. {_BESIDE_A_CHANGE[record.verdict]}"
-    return replace(permit, changed=changed)
-
-
-def _permit(record: RunRecord) -> Permit:
     if record.verdict is Verdict.NO_GO:
         return Permit(says="Do not start the production run.")
     if record.verdict is Verdict.PARTIAL:

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from phases.stage import TrainingStage
-from reports.pages import Figure, figures
-from reports.summary import KEYS, TABLE_PHASES, summarize
+from reports.pages import KEYS, TABLE_PHASES, Figure, figures, summarize
 from reports.text import html_told, markdown_told
 from reports.view import build_view
 from runbook.config import registry
