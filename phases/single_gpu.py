@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import TOGGLES
-from phases.compare.rates import last50s, launch_rates, launches, rate_table, throughputs
+from phases.compare.rates import launch_rates, shown
 from phases.kit import FIRST_LOSS_TOLERANCE, fixed_rules, specs
 from phases.kit.case import Case, once
 from phases.kit.commands import repeated
@@ -270,9 +270,4 @@ class SingleGpu(RowPhase):
         """Every launch on one device."""
         names, same = self.names(case), self._same_batch(case)
         shares = same.names if same else ()
-        table = rate_table(case, launches([*names, *shares]), title="Throughput on one device")
-        return Judgement(
-            tables=(table,),
-            measurements=last50s(case, [*names, *shares]),
-            series=throughputs(case, [*names, *shares]),
-        )
+        return shown(case, [*names, *shares], title="Throughput on one device")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from phases.compare import rates
 from phases.kit import spec, specs
-from phases.kit.case import Case, optional
+from phases.kit.case import Case
 from phases.kit.commands import trainer_launch
 from phases.kit.finding import Finding, inconclusive, missing, skipped
 from phases.kit.measure import against, derived, log_value
@@ -104,21 +104,12 @@ class TrainingStage(RowPhase, Made):
     def details(self, case: Case) -> Judgement:
         """Throughput of each launch, and the curves of the last one."""
         names = self.names(case)
-        last = names[-1]
-        known = optional(lambda: case.launch(last))
-        return Judgement(
-            tables=(
-                rates.rate_table(case, rates.launches(names), title="Throughput of each launch"),
-            ),
-            measurements=(
-                *rates.last50s(case, names),
-                *(stability.selection(known) if known else ()),
-            ),
-            series=(
-                *rates.throughputs(case, names),
-                *rates.losses(case, last),
-                *(rates.gate_curves(case, last) if known else ()),
-            ),
+        return rates.shown(
+            case,
+            names,
+            title="Throughput of each launch",
+            curves=rates.losses(case, names[-1]),
+            health_of=names[-1],
         )
 
 

@@ -62,7 +62,8 @@ def _plausible(case: Case, name: str) -> Finding:
     if case.profile.own_trainer:
         return found
     log, env = case.log(name), case.env(name)
-    share = mfu_of(case, env, float((log.frame["tokens"] / log.frame["dt_s"]).median()))
+    rate = float((log.frame["tokens"] / log.frame["dt_s"]).median())
+    share = mfu_of(env, rate, case.profile.hardware.peak_tflops)
     if found.outcome is not Outcome.PASS or share is None or share >= IDLE_MFU:
         return found
     value = log_value(log, "mfu", share, "")

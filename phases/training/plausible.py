@@ -155,16 +155,15 @@ def _floor_problems(losses: npt.NDArray[np.float64], floor: float) -> list[str]:
     return []
 
 
-def mfu_of(case: Case, env: Mapping[str, Any], toks_per_s: float) -> float | None:
+def mfu_of(env: Mapping[str, Any], toks_per_s: float, peak_tflops: float | None) -> float | None:
     """Share of all ranks' peak at this rate: rate x FLOPs per token / (peak x ranks).
 
-    None where the profile knows no peak or env.json no FLOPs per token.
+    None where no peak is known or env.json has no FLOPs per token.
     """
-    peak = case.profile.hardware.peak_tflops
     per_token = (env.get("effective") or {}).get("model_flops_per_token") or 0.0
-    if peak is None or not per_token > 0:
+    if peak_tflops is None or not per_token > 0:
         return None
-    return toks_per_s * per_token / (peak * 1e12 * int(env.get("world_size") or 1))
+    return toks_per_s * per_token / (peak_tflops * 1e12 * int(env.get("world_size") or 1))
 
 
 def differences(
