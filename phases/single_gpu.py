@@ -7,16 +7,17 @@ from dataclasses import dataclass, replace
 
 from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import TOGGLES
+from phases.compare import unlike_baseline
 from phases.compare.rates import launch_rates, shown
 from phases.kit import FIRST_LOSS_TOLERANCE, fixed_rules, specs
 from phases.kit.case import Case, once
 from phases.kit.commands import repeated
-from phases.kit.finding import Finding, failed, invalid, lost_heartbeats, missing, passed, skipped
+from phases.kit.finding import Finding, failed, lost_heartbeats, missing, passed, skipped
 from phases.kit.measure import decided, derived, shown_only
 from phases.kit.rows import Row, RowPhase, answered
 from phases.machine.ceilings import require_ranks
 from phases.training import require_sound, toggles_row, training_rows
-from phases.training.plausible import alike, differences
+from phases.training.plausible import alike
 from runbook.accounts.data import union_of_data
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason
@@ -67,21 +68,6 @@ def _share_case(case: Case, _name: str) -> Case:
     profile = case.profile.model_copy(update={"workload": share})
     context = replace(case.context, profile=profile)
     return Case(phase=case.phase, evidence=case.evidence, context=context)
-
-
-def _unlike_baseline(case: Case, names: Sequence[str], *, but: Sequence[str]) -> Finding | None:
-    """INVALID if the first of these launches differs from a launch of the baseline, but for `but`.
-
-    Raises a finding where the baseline or an env.json is missing.
-    """
-    before = case.earlier("baseline")
-    for first in before.evidence.launches:
-        unlike = differences(before.env(first), case.env(names[0]), but=but)
-        paths = (before.launch(first).path("env"), case.launch(names[0]).path("env"))
-        if unlike:
-            reason = f"baseline against {names[0]}: {'; '.join(unlike)}"
-            return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-    return None
 
 
 class SingleGpu(RowPhase):
@@ -175,7 +161,7 @@ class SingleGpu(RowPhase):
 
     def _same_as_baseline(self, case: Case) -> Finding:
         require_ranks(case)
-        unlike = _unlike_baseline(case, self.names(case), but=_SPREAD)
+        unlike = unlike_baseline(case, self.names(case)[0], but=_SPREAD)
         return (
             unlike
             or self._same_data(case.earlier("baseline"), case)
@@ -228,7 +214,7 @@ class SingleGpu(RowPhase):
         same = "" if own else f" at the same {self._batch(case)}"
         if not limit.gated or (own and own.tokens_per_rank is None):
             return shown_only(value, limit, f"efficiency{same}: {value}")
-        if not own and (unlike := _unlike_baseline(case, one.names, but=_GROWN)):
+        if not own and (unlike := unlike_baseline(case, one.names[0], but=_GROWN)):
             return replace(unlike, measurement=value)
         return decided(decision, value, limit)
 

@@ -168,6 +168,20 @@ def dropped(case: Case, row: Row, fault: ArmFault | None) -> Finding | None:
     return skipped(end.code, reason, evidence=end.evidence, follows=end.follows)
 
 
+def unlike_baseline(case: Case, name: str, *, but: Sequence[str]) -> Finding | None:
+    """INVALID if this launch differs from a launch of the baseline; `but` as in `differences`.
+
+    Raises a finding where the baseline or an env.json is missing.
+    """
+    before = case.earlier("baseline")
+    for first in before.evidence.launches:
+        if unlike := differences(before.env(first), case.env(name), but=but):
+            reason = f"baseline against {name}: {'; '.join(unlike)}"
+            paths = (before.launch(first).path("env"), case.launch(name).path("env"))
+            return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    return None
+
+
 # Two-sided error of the prediction interval.
 _ERROR = 0.01
 
@@ -185,14 +199,10 @@ def reproduces_baseline(
     if not case.profile.throughput_gated:
         reason = f"control arm {control}; throughput is not gated on profile {case.profile.name}"
         return skipped(Reason.NOT_GATED, reason, measurement=control)
+    if unlike := unlike_baseline(case, launch, but=but):
+        return unlike
     before = case.earlier("baseline")
-    names = list(before.evidence.launches)
-    unlike = differences(before.env(names[0]), case.env(launch), but=but)
-    paths = (before.launch(names[0]).path("env"), case.launch(launch).path("env"))
-    if unlike:
-        reason = f"settings differ from the baseline's: {'; '.join(unlike)}"
-        return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-    launches = [effective_rate(before.log(name)) for name in names]
+    launches = [effective_rate(before.log(name)) for name in before.evidence.launches]
     rates = [float(rate.value) for rate in launches]
     if len(rates) < 2:
         reason = "one baseline launch has no interval; `--protocol single` cannot check its control"
@@ -202,8 +212,8 @@ def reproduces_baseline(
     expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
     reason = f"control {float(control.value):.4g} tok/s, {expected}"
     if low <= float(control.value) <= high:
-        return passed(reason, measurement=value, evidence=paths)
-    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value, evidence=paths)
+        return passed(reason, measurement=value)
+    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value)
 
 
 def _prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
