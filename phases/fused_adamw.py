@@ -24,8 +24,6 @@ from runbook.stats.arms import non_inferiority, t_quantile
 from runbook.stats.throughput import measured_rows
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
 
 
@@ -171,7 +169,7 @@ def _loss_gap(case: Case, arms: Sequence[str]) -> Measurement:
     return value.model_copy(update={"interval": (mean - half, mean + half)})
 
 
-def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
+def _losses(case: Case, arm: str) -> FloatArray:
     import numpy as np
 
     means: list[float] = []

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
 from phases.compare import rates
 from phases.kit import spec, specs
@@ -18,13 +17,11 @@ from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
 from phases.training import memory, stability, toggles_row, training_rows
 from phases.training.resuming import checkpoint_time, resumed, storage
+from runbook.config import Profile
 from runbook.config.registry import Judgement, Made, PlanContext
 from runbook.records import Launch, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.measurement import duration_text
-
-if TYPE_CHECKING:
-    from runbook.config import Profile
 
 _RUN, _RESUMED = "run", "resumed"
 _ALWAYS = ("completed", "as_planned")

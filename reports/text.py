@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from runbook.records import Check, Comparator, Measurement, Outcome, Reason
+from runbook.records import Check, Comparator, LaunchResult, Measurement, Outcome, Reason
 from runbook.records.measurement import duration_text, plain_number
 from runbook.text import printable, short_caveat
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-    from runbook.records import LaunchResult
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ENTITY = re.compile(r"&(?=#?\w+;)")

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phases.kit.finding import Finding, failed, inconclusive, invalid, passed, skipped
+from runbook.config import Limit
 from runbook.records import Measurement, Outcome, Reason, Window
 from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
 from runbook.stats import Decision
@@ -15,8 +16,6 @@ from runbook.stats.throughput import StatisticsError, effective, last_window
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from runbook.config import Limit
 
 
 def in_file(

@@ -17,12 +17,10 @@ from runbook.folder import RESOURCES_CSV
 from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
-from runbook.stats import Decision
+from runbook.stats import Decision, FloatArray
 from runbook.stats.series import memory_plateau as projected
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
 
 # Where the limit is only shown the projection has none; the leak is still looked for.
@@ -245,7 +243,7 @@ def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[_Growth]:
             )
 
 
-def _off_level(seen: npt.NDArray[np.float64], gap: npt.NDArray[np.float64]) -> float:
+def _off_level(seen: FloatArray, gap: FloatArray) -> float:
     """MiB seen beyond those told, where what is seen keeps level; 0 if they may differ."""
     import numpy as np
 
@@ -303,7 +301,7 @@ def _in_files(looks: pd.DataFrame, ranks: int, steps_left: float) -> Iterator[_G
         )
 
 
-def _late_levels(held: npt.NDArray[np.float64]) -> tuple[float, float]:
+def _late_levels(held: FloatArray) -> tuple[float, float]:
     """The median level in the third quarter and in the last."""
     import numpy as np
 
@@ -311,7 +309,7 @@ def _late_levels(held: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(np.median(held[half:last])), float(np.median(held[last:]))
 
 
-def _once(held: npt.NDArray[np.float64]) -> float:
+def _once(held: FloatArray) -> float:
     """What was new from one look to the next, once: a first save opens a communicator's files.
 
     0 if it came again, at least half of it: then it is a trend.

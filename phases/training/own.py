@@ -29,12 +29,11 @@ from runbook.records import Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE, PACE
+from runbook.stats import FloatArray
 from runbook.stats.series import FEWEST_ROWS, memory_plateau, outside_plateau
 from runbook.stats.throughput import step_times, warmup_cut
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import pandas as pd
 
 # With this variable glibc gives every free block of 64 KiB and more back at once.
@@ -297,7 +296,7 @@ def own_learns(case: Case, name: str) -> Finding:
     return inconclusive(Reason.UNDECIDED, text, measurement=value)
 
 
-def diverged(losses: npt.NDArray[np.float64]) -> str:
+def diverged(losses: FloatArray) -> str:
     """How the loss diverged; empty where that is not sure. `losses` are finite, oldest first.
 
     Any loss may have any level, so that it is held against itself alone: every reading of the last

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.toggles import TOGGLES
 from phases.kit import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE, table
@@ -16,10 +16,7 @@ from runbook.folder import facts
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from runbook.stats import FloatArray
 
 # So many steps on different data cannot all have the same loss.
 _ALIKE = 3
@@ -143,7 +140,7 @@ def loss_problems(log: TrainingLog, effective: dict[str, Any], *, fresh: bool = 
     return problems
 
 
-def _floor_problems(losses: npt.NDArray[np.float64], floor: float) -> list[str]:
+def _floor_problems(losses: FloatArray, floor: float) -> list[str]:
     """A mean over the last window below the floor by more than its noise: the future was seen."""
     last = losses[-LOSS_WINDOW:]
     noise = 4.0 * float(last.std()) / math.sqrt(len(last))
