@@ -11,7 +11,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phases.kit import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PERCENT
@@ -192,9 +191,7 @@ def sampled_at(launch: LaunchEvidence, frame: pd.DataFrame) -> pd.Series[float] 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
     """Mean utilization of the least busy GPU over the timed steps of all launches."""
     require_gpu(case, "has")
-    means, value, few = _busy(case, names)
-    if few:
-        return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
+    means, value = _busy(case, names)
     least = min(means, key=lambda index: means[index])
     text = f"least busy is GPU {least} with {means[least]:.0f} % in the timed steps"
     value = derived(value, name="gpu_utilisation", value=means[least], unit="%")
@@ -204,11 +201,9 @@ def utilisation(case: Case, names: Sequence[str]) -> Finding:
 def balance(case: Case, names: Sequence[str]) -> Finding:
     """Difference of mean utilization between the busiest and the least busy GPU."""
     require_gpu(case, "has")
-    means, value, few = _busy(case, names)
-    if len(means) < 2:
+    if case.profile.ranks < 2:
         return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
-    if few:
-        return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
+    means, value = _busy(case, names)
     spread = max(means.values()) - min(means.values())
     value = derived(value, name="gpu_imbalance", value=spread, unit="percentage points")
     each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())
@@ -232,8 +227,11 @@ def headroom(case: Case, name: str) -> Finding:
     return against(value, case.limit("memory_headroom"), text)
 
 
-def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measurement, str]:
-    """Mean utilization of each GPU in the timed steps, where it is from, and what is too few."""
+def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measurement]:
+    """Mean utilization of each GPU in the timed steps, and where it is from.
+
+    Raises a finding where too few samples tell it.
+    """
     import pandas as pd
 
     parts, sources = [], []
@@ -241,25 +239,20 @@ def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measureme
     for name in names:
         launch, frame = _samples(case, name)
         gpus = gpus or {int(index) for index in frame["index"]}
-        timed = frame[_in_timed_steps(case, name, launch, frame)]
-        parts.append(timed)
-        count = len(timed)
-        kind = "gpu_samples"
-        sources.append(file_value(launch, kind, kind, float(count), "samples", n=count))
+        parts.append(frame[_in_timed_steps(case, name, launch, frame)])
+        sources.append(file_value(launch, "gpu_samples", "gpu_samples", 0.0, "samples"))
     every = pd.concat(parts)
-    counted = partial(derived, sources[0], name="gpu_samples", unit="samples", also=sources)
-    counts = {int(str(i)): int(n) for i, n in every["index"].value_counts().items()}
-    fewest = min(counts.get(gpu, 0) for gpu in gpus)
-    value = counted(value=float(fewest), n=max(1, len(every)))
+    fewest = min(int((every["index"] == gpu).sum()) for gpu in gpus)
+    value = derived(sources[0], value=float(fewest), n=max(1, len(every)), also=sources)
     if fewest < FEWEST:
         text = f"{fewest} samples of a GPU in the timed steps: too few to tell how busy it was"
-        return dict.fromkeys(sorted(gpus), math.nan), value, text
+        raise inconclusive(Reason.TOO_FEW_SAMPLES, text, measurement=value)
     means = {gpu: float(every.loc[every["index"] == gpu, "utilization_percent"].mean(skipna=False))
              for gpu in sorted(gpus)}  # fmt: skip
     if silent := [str(gpu) for gpu, mean in means.items() if math.isnan(mean)]:
         reason = f"nvidia-smi does not tell how busy GPU {', '.join(silent)} is (as under MIG)"
         raise missing(reason, *(one.path for one in sources))
-    return means, value, ""
+    return means, value
 
 
 def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:

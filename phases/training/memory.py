@@ -161,12 +161,11 @@ def _peak_mib(case: Case, rank: RankLog) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Growth:
-    """What is held ever more, by how much, in words; `title` is its headline, where it has one."""
+    """What is held ever more, by how much, and in words."""
 
     what: str
     more: float
     says: str
-    title: str = ""
 
 
 def resource_leak(case: Case, name: str) -> Finding | None:
@@ -184,7 +183,7 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     steps_left = case.profile.workload.production_steps - float(looks["step"].max())
     problems = [
         *_not_told(looks, launch),
-        *_by_rank(looks, float(case.profile.workload.production_steps)),
+        *_by_rank(looks),
         *_in_files(looks, launch.launch.nproc, steps_left),
     ]
     if not problems:
@@ -197,7 +196,7 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     code, topic = (
         (Reason.UNBALANCED, "accounts") if first.what == "rss_mib" else (Reason.LEAK, "held")
     )
-    return failed(code, reason, measurement=value, topic=topic, title=first.title)
+    return failed(code, reason, measurement=value, topic=topic)
 
 
 def resource_words(case: Case, name: str) -> str:
@@ -254,22 +253,17 @@ def _off_level(seen: FloatArray, gap: FloatArray) -> float:
     return off if spread < LEVEL_SPREAD * level and abs(off) > allowed else 0.0
 
 
-def _by_rank(looks: pd.DataFrame, production: float) -> Iterator[_Growth]:
+def _by_rank(looks: pd.DataFrame) -> Iterator[_Growth]:
     for rank, own in looks.groupby("rank"):
         for column, words in _COUNTED.items():
             held = own[column].to_numpy(dtype=float)
             before, after = _late_levels(held)
             if after - before - _once(held) > FEW:
-                begin, end = _late_levels(own["step"].to_numpy(dtype=float))
-                pace = (after - before) / max(1.0, end - begin)
-                then = after + pace * max(0.0, production - end)
                 yield _Growth(
                     what=column,
                     more=after - before,
                     says=f"rank {rank} holds ever more {words}: {before:.0f} in the third quarter, "
                     f"{after:.0f} in the last, allowed {FEW:.0f} more",
-                    title=f"Rank {rank} holds ever more {words}: {after:.0f}, at this pace "
-                    f"{then:.0f} by the end of production.",
                 )
 
 

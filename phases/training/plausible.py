@@ -9,7 +9,7 @@ from typing import Any
 from nsa.toggles import TOGGLES
 from phases.kit import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE, table
 from phases.kit.case import Case, once
-from phases.kit.finding import Finding, invalid, passed
+from phases.kit.finding import Finding, incomplete, invalid, passed
 from phases.kit.measure import log_value
 from phases.training.own import own_plausible
 from runbook.folder import facts
@@ -180,6 +180,8 @@ def differences(
 
 def alike(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> Finding:
     """PASS if all launches ran the same thing on the same machine, else INVALID with the keys."""
+    if not names:
+        return incomplete(Reason.NOT_RUN, "no launch was planned")
     found = {name: case.env(name) for name in names}
     paths = [case.launch(name).path("env") for name in names]
     first = names[0]
