@@ -85,11 +85,11 @@ def suites_of(record: RunRecord) -> list[Suite]:
     view = build_view(record)
     suites = [
         Suite(
-            name=printable(phase.record.name),
-            cases=tuple(map(_of_check, phase.rows)),
-            duration_s=phase.record.duration_s,
-            started_at=printable(phase.record.started_at),
-            flaky=printable(", ".join(phase.record.flaky)),
+            name=printable(phase.name),
+            cases=tuple(map(_of_check, phase.checks)),
+            duration_s=phase.duration_s,
+            started_at=printable(phase.started_at),
+            flaky=printable(", ".join(phase.flaky)),
         )
         for phase in view.phases
     ]

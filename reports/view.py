@@ -182,15 +182,6 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseView:
-    """A phase with its rows."""
-
-    index: int
-    record: PhaseRecord
-    rows: tuple[Check, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportView:
     """A whole run, ready to be shown."""
 
@@ -199,7 +190,7 @@ class ReportView:
     counts: str
     required_counts: str
     interruption: str
-    phases: tuple[PhaseView, ...]
+    phases: tuple[PhaseRecord, ...]
     rows: tuple[Check, ...]
     acceptance: tuple[Check, ...]
     missing: tuple[Check, ...]
@@ -248,10 +239,8 @@ class ReportView:
 def build_view(record: RunRecord) -> ReportView:
     """Return everything that the formats show of this record."""
     required = set(record.required)
-    phases = tuple(
-        _phase_view(index, phase, required) for index, phase in enumerate(record.phases, start=1)
-    )
-    rows = tuple(row for phase in phases for row in phase.rows)
+    phases = tuple(_marked(phase, required) for phase in record.phases)
+    rows = tuple(row for phase in phases for row in phase.checks)
     acceptance = tuple(
         row for wanted in dict.fromkeys(record.required) for row in _acceptance_rows(wanted, rows)
     )
@@ -275,12 +264,13 @@ def build_view(record: RunRecord) -> ReportView:
     )
 
 
-def _phase_view(index: int, phase: PhaseRecord, required: set[str]) -> PhaseView:
-    rows = tuple(
+def _marked(phase: PhaseRecord, required: set[str]) -> PhaseRecord:
+    """The phase, whose checks know that they are required."""
+    checks = tuple(
         check if check.required else check.model_copy(update={"required": check.id in required})
         for check in phase.checks
     )
-    return PhaseView(index=index, record=phase, rows=rows)
+    return phase.model_copy(update={"checks": checks})
 
 
 def _acceptance_rows(wanted: str, rows: tuple[Check, ...]) -> list[Check]:
