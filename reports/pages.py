@@ -30,7 +30,7 @@ from reports.text import (
     shown_value,
     template_environment,
 )
-from reports.view import ReportView, build_view, permit_of, run_folder
+from reports.view import build_view, permit_of, run_folder
 from runbook.config.precedence import told
 from runbook.files import shipped_data
 from runbook.records import (
@@ -66,37 +66,6 @@ class SmallTable:
     rows: tuple[tuple[str, ...], ...]
     path: str
     note: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """What stands on the first page, in its order.
-
-    `exports` is a line for a shell, to be shown only if the run is GO.
-    """
-
-    tiles: tuple[KeyNumber, ...]
-    numbers: tuple[KeyNumber, ...]
-    exports: str
-    facts: tuple[tuple[str, str], ...]
-    tables: tuple[SmallTable, ...]
-    folder: str
-
-
-def summarize(view: ReportView) -> Summary:
-    """The first page of this run."""
-    record = view.record
-    numbers = key_numbers(record)
-    # What failed stands first, as far as it was measured.
-    tiles = sorted(numbers, key=lambda one: not one.fails)
-    return Summary(
-        tiles=tuple(tiles[:_TILES]),
-        numbers=numbers,
-        exports=export_line(record.exports),
-        facts=tuple(run_facts(record)),
-        tables=tuple(_tables(record)),
-        folder=run_folder(record),
-    )
 
 
 def _tables(record: RunRecord) -> Iterator[SmallTable]:
@@ -389,13 +358,20 @@ def _markdown(template: str, record: RunRecord) -> str:
 
 def _told_by_all(record: RunRecord) -> dict[str, Any]:
     """What every page has of a run."""
-    view = build_view(record)
+    numbers = key_numbers(record)
     return {
         "run": record,
-        "view": view,
-        "summary": summarize(view),
+        "view": build_view(record),
         "permit": permit_of(record),
         "nodes": accused_of(record),
+        # What failed stands first, as far as it was measured.
+        "tiles": sorted(numbers, key=lambda one: not one.fails)[:_TILES],
+        "numbers": numbers,
+        "small_tables": list(_tables(record)),
+        "facts": list(run_facts(record)),
+        # A line for a shell, to be shown only if the run is GO.
+        "exports": export_line(record.exports),
+        "folder": run_folder(record),
     }
 
 

@@ -176,11 +176,11 @@ def _between(text: str) -> str:
     return f"{before}{inner}{after}" if inner else before
 
 
-def markdown_fence(value: str, language: str = "sh") -> str:
+def markdown_fence(value: str) -> str:
     """A fenced block, its fence longer than any run of backticks inside."""
     text = printable(value)
     ticks = "`" * max(3, _longest_run(text) + 1)
-    return f"{ticks}{language}\n{text}\n{ticks}"
+    return f"{ticks}sh\n{text}\n{ticks}"
 
 
 def html_told(value: str) -> Markup:
