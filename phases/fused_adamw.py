@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from nsa.contract import proof_text
 from nsa.toggles import meaning
@@ -19,13 +18,10 @@ from phases.training import training_rows
 from runbook.config.precedence import SAFE_MODE
 from runbook.config.registry import PlanContext
 from runbook.records import Measurement, Outcome, Reason
+from runbook.records.evidence import Frame
 from runbook.stats import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision, FloatArray
 from runbook.stats.arms import non_inferiority, t_quantile
 from runbook.stats.throughput import measured_rows
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 _CONFIDENCE = 0.99
 
@@ -85,7 +81,7 @@ class FusedAdamW(AbPhase):
         return None if row.what == "keep" else dropped(case, row, self._fault(case))
 
     def decide(
-        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+        self, context: PlanContext, rounds: Frame, steps: FloatArray | None, *, final: bool
     ) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
         table = rounds.pivot(index="block", columns="arm", values="value")

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from nsa.contract import ELSEWHERE, OUT_OF_MEMORY_PREFIX
 from phases.compare.rates import last50_of, rate_table
@@ -36,13 +36,10 @@ from phases.training.as_planned import effect_problem
 from phases.training.plausible import alike, differences
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.evidence import Frame, LaunchEvidence, TrainingLog
 from runbook.stats import AA_PLAN, Decided, Decision, FloatArray
 from runbook.stats.arms import best_arm_sequential, complete_rounds, t_quantile
 from runbook.stats.throughput import StatisticsError, block_step_times, block_throughputs, effective
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +77,7 @@ def places(case: Case, arms: Sequence[str]) -> Iterator[Place]:
             yield Place(arm=arm, launch=launch_name(arm, number), inside=None, round=number)
 
 
-def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
+def samples(case: Case, arms: Sequence[str]) -> Frame:
     """Throughput of each arm in each complete round: columns arm, block, value.
 
     Raises a finding where a launch has no evidence or no round is complete.
@@ -255,7 +252,7 @@ class AbPhase(RowPhase):
 
     @abstractmethod
     def decide(
-        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+        self, context: PlanContext, rounds: Frame, steps: FloatArray | None, *, final: bool
     ) -> Decision:
         """The decision from complete rounds, by columns arm, block and value; not asked in an A/A.
 
@@ -267,7 +264,7 @@ class AbPhase(RowPhase):
         """The toggle's value for later phases; not asked in an A/A."""
 
     def judged(
-        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+        self, context: PlanContext, rounds: Frame, steps: FloatArray | None, *, final: bool
     ) -> Decision:
         """`decide`, or of equal arms: does either look better than the other?"""
         if context.aa:

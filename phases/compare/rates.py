@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.contract import Ceiling
 from phases.kit.case import Case, gather, once, optional
@@ -34,12 +34,9 @@ from runbook.accounts.clocks import BusySteps, clock_ratio
 from runbook.config import IDLE_MFU, Limit
 from runbook.config.registry import Judgement
 from runbook.records import Mark, Measurement, Outcome, Reason, Series, Table, Window, thin_points
-from runbook.records.evidence import LaunchEvidence
+from runbook.records.evidence import Frame, LaunchEvidence
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.stats.launches import meets_target
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def cell(measured: Measurement | None) -> float | None:
@@ -363,9 +360,7 @@ def marks(limit: Limit, words: str) -> list[Mark]:
     return [Mark(label=words, value=limit.value)] if limit.gated else []
 
 
-def _curve(
-    frame: pd.DataFrame, column: str, file: tuple[str, str], **said: object
-) -> Series | None:
+def _curve(frame: Frame, column: str, file: tuple[str, str], **said: object) -> Series | None:
     """A column over the steps, if it holds anything; `file` is the table's path and digest."""
     rows = frame[frame[column].notna()] if column in frame else frame[:0]
     if rows.empty:

@@ -8,20 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from phases.kit.case import Case
 from phases.kit.finding import Finding, failed, missing, whole
 from phases.kit.measure import against, decided, estimated, file_value, rank_value
 from runbook.folder import RESOURCES_CSV
 from runbook.records import Measurement, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, RankLog
+from runbook.records.evidence import Column, Frame, LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
 from runbook.stats import Decision, FloatArray
 from runbook.stats.series import memory_plateau as projected
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Where the limit is only shown the projection has none; the leak is still looked for.
 _UNLIMITED_MIB = 1e12
@@ -52,7 +48,7 @@ def with_memory(case: Case, name: str) -> LaunchEvidence:
     return launch
 
 
-def _readings(rank: RankLog) -> pd.DataFrame:
+def _readings(rank: RankLog) -> Frame:
     """Steps after which the rank told its memory."""
     import pandas as pd
 
@@ -96,7 +92,7 @@ def plateau_of(case: Case, rank: RankLog) -> Finding:
 
 def projected_plateau(
     case: Case,
-    mib: pd.Series[float],
+    mib: Column,
     readings: Measurement,
     *,
     who: str,
@@ -206,7 +202,7 @@ def resource_words(case: Case, name: str) -> str:
     return "; descriptors, threads, children and files keep level, memory as the kernel shows it"
 
 
-def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
+def _looks(launch: LaunchEvidence) -> Frame | None:
     """Looks at ranks that step; None if there are too few of any rank."""
     if launch.resources is None or launch.resources.empty:
         return None
@@ -215,7 +211,7 @@ def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
     return stepping if len(counts) and counts.min() >= FEWEST_LOOKS else None
 
 
-def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[_Growth]:
+def _not_told(looks: Frame, launch: LaunchEvidence) -> Iterator[_Growth]:
     """Resident memory that the kernel shows and the rank's heartbeats do not."""
     for log in launch.ranks:
         own = looks[looks["rank"] == log.rank]
@@ -253,7 +249,7 @@ def _off_level(seen: FloatArray, gap: FloatArray) -> float:
     return off if spread < LEVEL_SPREAD * level and abs(off) > allowed else 0.0
 
 
-def _by_rank(looks: pd.DataFrame) -> Iterator[_Growth]:
+def _by_rank(looks: Frame) -> Iterator[_Growth]:
     for rank, own in looks.groupby("rank"):
         for column, words in _COUNTED.items():
             held = own[column].to_numpy(dtype=float)
@@ -267,7 +263,7 @@ def _by_rank(looks: pd.DataFrame) -> Iterator[_Growth]:
                 )
 
 
-def _in_files(looks: pd.DataFrame, ranks: int, steps_left: float) -> Iterator[_Growth]:
+def _in_files(looks: Frame, ranks: int, steps_left: float) -> Iterator[_Growth]:
     """Of all ranks together: /dev/shm keeps its level, and the folder grows as logs do."""
     both = looks.drop_duplicates("mono")
     half = both.iloc[len(both) // 2 :]
