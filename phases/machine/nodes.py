@@ -24,7 +24,6 @@ from runbook.records.evidence import Fact, LaunchEvidence
 from runbook.records.run import NODE_NAMES
 
 _CLOCK = "clock.offset_s"
-_WRITES = "disk.write_mib_s"
 
 
 def node_rows() -> tuple[Row, ...]:
@@ -72,13 +71,7 @@ def _nodes(case: Case) -> Finding:
     text = f"{len(names)}: {', '.join(names)}"
     if len(names) != wanted:
         return _wrong(f"{text}; asked for were {wanted}", value)
-    slow = min(
-        (fact for fact in _of_nodes(case, _WRITES).values() if isinstance(fact.value, float)),
-        key=lambda fact: float(fact.value or 0.0),
-        default=None,
-    )
-    disk = f"; {slow.name.partition('@')[2]} writes slowest: {slow.value:.0f} MiB/s" if slow else ""
-    return passed(f"{text}{disk}", measurement=value)
+    return passed(text, measurement=value)
 
 
 def _alike(case: Case) -> Finding:
