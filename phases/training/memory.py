@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from phases.kit.case import Case
 from phases.kit.finding import Finding, failed, missing, whole
@@ -155,8 +156,7 @@ def _peak_mib(case: Case, rank: RankLog) -> float:
 # -- what is held besides --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Growth:
+class _Growth(NamedTuple):
     """What is held ever more, by how much, and in words."""
 
     what: str
@@ -186,13 +186,12 @@ def resource_leak(case: Case, name: str) -> Finding | None:
         return None
     first = problems[0]
     reason = "; ".join(one.says for one in problems)
-    what, unit = first.what, "MiB" if first.what.endswith("_mib") else first.what
-    value = file_value(launch, "resources", f"{what}_growth", first.more, unit, n=len(looks))
+    unit, grown = "MiB" if first.what.endswith("_mib") else first.what, f"{first.what}_growth"
+    value = file_value(launch, "resources", grown, first.more, unit, n=len(looks))
     # Memory that is not told may be a leak too; which of both lies is the first question.
-    code, topic = (
-        (Reason.UNBALANCED, "accounts") if first.what == "rss_mib" else (Reason.LEAK, "held")
-    )
-    return failed(code, reason, measurement=value, topic=topic)
+    if first.what == "rss_mib":
+        return failed(Reason.UNBALANCED, reason, measurement=value, topic="accounts")
+    return failed(Reason.LEAK, reason, measurement=value, topic="held")
 
 
 def resource_words(case: Case, name: str) -> str:
@@ -223,19 +222,13 @@ def _not_told(looks: Frame, launch: LaunchEvidence) -> Iterator[_Growth]:
         quarter = len(gap) // 4
         grown = float(gap[-quarter:].min() - gap[quarter : 2 * quarter].max())
         if grown > TOLD_MIB:
-            yield _Growth(
-                what="rss_mib",
-                more=grown,
-                says=f"rank {log.rank} holds ever more memory that its heartbeats do not tell: "
-                f"{grown:.0f} MiB at least in the last half, allowed {TOLD_MIB:.0f} MiB",
-            )
+            text = f"{grown:.0f} MiB at least in the last half, allowed {TOLD_MIB:.0f} MiB"
+            what = "holds ever more memory that its heartbeats do not tell"
+            yield _Growth("rss_mib", grown, f"rank {log.rank} {what}: {text}")
         elif off := _off_level(seen, gap):
-            yield _Growth(
-                what="rss_mib",
-                more=off,
-                says=f"rank {log.rank} tells {abs(off):.0f} MiB {'less' if off > 0 else 'more'} "
-                f"than the {seen[-quarter:].mean():.0f} MiB that the kernel shows",
-            )
+            text = f"tells {abs(off):.0f} MiB {'less' if off > 0 else 'more'}"
+            shown = f"the {seen[-quarter:].mean():.0f} MiB that the kernel shows"
+            yield _Growth("rss_mib", off, f"rank {log.rank} {text} than {shown}")
 
 
 def _off_level(seen: FloatArray, gap: FloatArray) -> float:
@@ -255,12 +248,9 @@ def _by_rank(looks: Frame) -> Iterator[_Growth]:
             held = own[column].to_numpy(dtype=float)
             before, after = _late_levels(held)
             if after - before - _once(held) > FEW:
-                yield _Growth(
-                    what=column,
-                    more=after - before,
-                    says=f"rank {rank} holds ever more {words}: {before:.0f} in the third quarter, "
-                    f"{after:.0f} in the last, allowed {FEW:.0f} more",
-                )
+                text = f"{before:.0f} in the third quarter, {after:.0f} in the last"
+                says = f"rank {rank} holds ever more {words}: {text}, allowed {FEW:.0f} more"
+                yield _Growth(column, after - before, says)
 
 
 def _in_files(looks: Frame, ranks: int, steps_left: float) -> Iterator[_Growth]:
@@ -268,27 +258,18 @@ def _in_files(looks: Frame, ranks: int, steps_left: float) -> Iterator[_Growth]:
     both = looks.drop_duplicates("mono")
     half = both.iloc[len(both) // 2 :]
     steps = max(1.0, float(half["step"].iloc[-1] - half["step"].iloc[0]))
-    grown = {name: float(half[name].iloc[-1] - half[name].iloc[0]) for name in _IN_FILES}
-    rate = {name: more / steps for name, more in grown.items()}
-    if grown["shm_mib"] > SHM_SLACK_MIB:
-        yield _Growth(
-            what="shm_mib",
-            more=grown["shm_mib"],
-            says=f"files in /dev/shm grow by {rate['shm_mib']:.3g} MiB in each step "
-            f"({grown['shm_mib']:.0f} MiB in the last half, allowed {SHM_SLACK_MIB:.0f} MiB)",
-        )
+    shm, folder = (float(half[name].iloc[-1] - half[name].iloc[0]) for name in _IN_FILES)
+    if shm > SHM_SLACK_MIB:
+        text = f"({shm:.0f} MiB in the last half, allowed {SHM_SLACK_MIB:.0f} MiB)"
+        says = f"files in /dev/shm grow by {shm / steps:.3g} MiB in each step {text}"
+        yield _Growth("shm_mib", shm, says)
     allowed, free = LOGS_MIB * ranks, float(half["free_mib"].iloc[-1])
-    needed = rate["folder_mib"] * max(0.0, steps_left)
-    if grown["folder_mib"] <= 1.0:
-        return
-    if rate["folder_mib"] > allowed or needed > free:
-        yield _Growth(
-            what="folder_mib",
-            more=grown["folder_mib"],
-            says=f"the launch's folder grows by {rate['folder_mib']:.3g} MiB in each step without "
-            f"its checkpoints (allowed {allowed:.3g} MiB): {needed:.0f} MiB more to the last step "
-            f"of production, {free:.0f} MiB are free",
-        )
+    rate = folder / steps
+    needed = rate * max(0.0, steps_left)
+    if folder > 1.0 and (rate > allowed or needed > free):
+        grows = f"the launch's folder grows by {rate:.3g} MiB in each step without its checkpoints"
+        says = f"{grows} (allowed {allowed:.3g} MiB): {needed:.0f} MiB more to the last step of "
+        yield _Growth("folder_mib", folder, f"{says}production, {free:.0f} MiB are free")
 
 
 def _late_levels(held: FloatArray) -> tuple[float, float]:
