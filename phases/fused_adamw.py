@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from nsa.contract import proof_text
@@ -151,28 +152,25 @@ def _loss_gap(case: Case, arms: Sequence[str]) -> Measurement:
     One value per round and arm: the mean loss of the arm's measured steps in that round.
     """
     first, second = (_losses(case, arm) for arm in arms)
-    rounds = min(len(first), len(second))
-    if rounds == 0:
+    gaps = [after - before for before, after in zip(first, second, strict=False)]
+    if not gaps:
         raise incomplete(Reason.TOO_FEW_SAMPLES, "no round has both arms")
-    if not (math.isfinite(first.sum()) and math.isfinite(second.sum())):
+    if not all(map(math.isfinite, (*first, *second))):
         raise incomplete(Reason.NON_FINITE, "the loss is not finite in every step")
-    gaps = second[:rounds] - first[:rounds]
-    mean, half = float(gaps.mean()), 0.0
+    rounds, mean, half = len(gaps), statistics.fmean(gaps), 0.0
     if rounds > 1:
-        bar = float(gaps.std(ddof=1)) / math.sqrt(rounds)
+        bar = statistics.stdev(gaps) / math.sqrt(rounds)
         half = t_quantile((1 - _CONFIDENCE) / 2, rounds - 1) * bar
     value = log_value(source_log(case, arms), "loss_gap", mean, "nats", n=rounds)
     return value.model_copy(update={"interval": (mean - half, mean + half)})
 
 
-def _losses(case: Case, arm: str) -> FloatArray:
-    import numpy as np
-
+def _losses(case: Case, arm: str) -> list[float]:
     means: list[float] = []
     for place in places(case, [arm]):
         rows = measured_rows(case.log(place.launch), arm=place.inside)
         if place.inside is None:
             means.append(float(rows["loss"].mean()))
         else:
-            means.extend(float(value) for value in rows.groupby("block")["loss"].mean())
-    return np.asarray(means, dtype=np.float64)
+            means += rows.groupby("block")["loss"].mean().tolist()
+    return means

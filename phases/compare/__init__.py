@@ -7,6 +7,7 @@ throughput, and a fault of an optional arm.
 from __future__ import annotations
 
 import math
+import statistics
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -215,11 +216,8 @@ def reproduces_baseline(
 
 def _prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
     """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
-
-    logs = [math.log(rate) for rate in rates]
-    count = len(logs)
-    mean = sum(logs) / count
-    spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
+    logs, count = [math.log(rate) for rate in rates], len(rates)
+    mean, spread = statistics.fmean(logs), statistics.stdev(logs)
     reach = t_quantile(_ERROR / 2, count - 1) * spread * math.sqrt(1 + 1 / count)
     half = max(reach, math.log1p(CONTROL_LEAST))
     return math.exp(mean - half), math.exp(mean + half)

@@ -7,6 +7,7 @@ Behind them the curves of a report.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -86,8 +87,8 @@ def launch_rates(case: Case, names: Sequence[str]) -> list[Measurement]:
 def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
     """Geometric mean of the launches' throughputs, with every launch's file and window."""
     rates = launch_rates(case, names)
-    logs = [math.log(float(rate.value)) for rate in rates]
-    mean, note = math.exp(sum(logs) / len(logs)), f"tokens / time, mean of {len(rates)} launches"
+    mean = statistics.geometric_mean(float(rate.value) for rate in rates)
+    note = f"tokens / time, mean of {len(rates)} launches"
     return derived(rates[0], name="throughput", value=mean, n=len(rates), note=note, also=rates)
 
 
