@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from reports.causes import Cause, causes_of, without
 from reports.text import one_line
@@ -29,26 +29,16 @@ STEPS = ("next", "then")
 class Permit:
     """`says`: what the reader may do. The others belong to a GO, and are empty otherwise.
 
-    `qualified`: what its caveats mean for production. `valid_for`: what it holds for. `command`
-    starts the production run behind it, `label` names what that is, and `does` says whether it
-    needs the settings in the shell. Behind a trainer of one's own, which a person starts, it checks
-    the run.
+    `qualified`: what its caveats mean for production. `valid_for`: what it holds for.
     """
 
     says: str
     qualified: str = ""
     valid_for: str = ""
-    command: str = ""
-    label: str = ""
-    does: str = ""
-
-
-# A launch has the profile's variables, the line's settings and what the GO's phases chose
-# (`runbook.engine.earlier.standing`): together the exports.
-_EXPORTS = "it sets the settings below itself; they are for a trainer that you start by hand"
 
 
 def permit_of(record: RunRecord) -> Permit:
+    """What this run permits."""
     if record.verdict is Verdict.NO_GO:
         return Permit(says="Do not start the production run.")
     if record.verdict is Verdict.PARTIAL:
@@ -62,20 +52,7 @@ def permit_of(record: RunRecord) -> Permit:
         return Permit(says=f"Not approved: {why}. Do not start the production run.")
     if record.options.get("plan"):
         return Permit(says="Every phase of this launch passed its gate.", valid_for=_valid(record))
-    said = Permit(says=_approved(record), qualified=_qualified(record), valid_for=_valid(record))
-    if record.of_own_trainer:
-        return replace(
-            said,
-            command=f"runbook verify {run_folder(record)}",
-            label="Check every number of this GO",
-            does="then start your trainer as you do, with the settings below",
-        )
-    return replace(
-        said,
-        command=record.invocation.production_line(),
-        label="Start the CPU run" if _on_cpu(record) else "Start production",
-        does=_EXPORTS if record.exports else "",
-    )
+    return Permit(says=_approved(record), qualified=_qualified(record), valid_for=_valid(record))
 
 
 def _on_cpu(record: RunRecord) -> bool:
@@ -136,16 +113,23 @@ def following(record: RunRecord, causes: Sequence[Cause]) -> tuple[Step, ...]:
         resume = invocation.resume_line(record.run_id)
         return (Step(command=resume, does="go on where it was cut off"),)
     if record.verdict is Verdict.GO:
-        command = permit_of(record).command
-        does = "train behind this GO, by a plan"
-        if record.of_own_trainer:
-            does = "check every number of it, then start your trainer as you do"
-        return (Step(command=command, does=does),) if command else ()
+        return _behind_a_go(record)
     if record.verdict is Verdict.PARTIAL:
         missing = list(dict.fromkeys(name.partition(".")[0] for name in record.left_out()))
         add = invocation.resume_line(record.run_id, missing)
         return (Step(command=add, does="add what was not asked for"),) if missing else ()
     return tuple(_blocked(record, causes))
+
+
+def _behind_a_go(record: RunRecord) -> tuple[Step, ...]:
+    """The production run, or the check of a GO of a trainer of one's own, which a person starts."""
+    if record.options.get("plan"):
+        return ()
+    command, does = record.invocation.production_line(), "train behind this GO, by a plan"
+    if record.of_own_trainer:
+        command = f"runbook verify {run_folder(record)}"
+        does = "check every number of it, then start your trainer as you do"
+    return (Step(command=command, does=does),)
 
 
 def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
@@ -226,9 +210,9 @@ class ReportView:
 
     @property
     def untold(self) -> tuple[Step, ...]:
-        """The steps that no cause tells, nor the verdict of a GO or of a run that was cut off."""
-        elsewhere = self.interruption or self.record.verdict is Verdict.GO
-        return () if elsewhere else tuple(s for s in self.following if s.command not in self.told)
+        """The steps that no cause tells, nor the verdict of a run that was cut off."""
+        steps = () if self.interruption else self.following
+        return tuple(step for step in steps if step.command not in self.told)
 
     @property
     def told(self) -> frozenset[str]:
