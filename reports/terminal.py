@@ -126,9 +126,9 @@ def _verdict(view: ReportView, *, terse: bool) -> Iterator[RenderableType]:
         return
     told = [permit_of(record).says, *view.own_reasons[:_REASONS], view.interruption, view.tally]
     yield from (_told(one_line(text)) for text in told if text)
-    if view.left_out and record.verdict is not Verdict.PARTIAL:
-        phases = dict.fromkeys(name.partition(".")[0] for name in view.left_out)
-        checks = f"{len(view.left_out)} required checks were not asked for"
+    if (left_out := record.left_out()) and record.verdict is not Verdict.PARTIAL:
+        phases = dict.fromkeys(name.partition(".")[0] for name in left_out)
+        checks = f"{len(left_out)} required checks were not asked for"
         yield _told(f"{checks}: {', '.join(phases)}")
 
 

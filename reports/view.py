@@ -171,7 +171,6 @@ class ReportView:
 
     record: RunRecord
     headline: str
-    counts: str
     required_counts: str
     interruption: str
     phases: tuple[PhaseRecord, ...]
@@ -181,7 +180,6 @@ class ReportView:
     problems: tuple[Check, ...]
     causes: tuple[Cause, ...]
     following: tuple[Step, ...]
-    left_out: tuple[str, ...]
 
     @property
     def own_reasons(self) -> tuple[str, ...]:
@@ -198,7 +196,7 @@ class ReportView:
         go = self.record.verdict is Verdict.GO
         causes = [how_many(len(self.causes), "cause")] if self.causes else []
         warn = [row.id for row in self.rows if row.code == Reason.WARNING]
-        told = [*causes, *([] if go else [self.required_counts]), self.counts]
+        told = [*causes, *([] if go else [self.required_counts]), _count(self.rows, "check")]
         return "; ".join([*told, *([f"{len(warn)} warn: {listed(warn)}"] if warn else [])])
 
     @property
@@ -234,7 +232,6 @@ def build_view(record: RunRecord) -> ReportView:
     return ReportView(
         record=record,
         headline=one_line(record.headline),
-        counts=_count(rows, "check"),
         required_counts=_count(acceptance, "required check"),
         interruption=_interruption(record),
         phases=phases,
@@ -244,7 +241,6 @@ def build_view(record: RunRecord) -> ReportView:
         problems=tuple(problems),
         causes=causes,
         following=following(record, causes),
-        left_out=record.left_out(),
     )
 
 
