@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runbook.accounts import Workload, apart, computed_twice, each_rank, within
 from runbook.accounts.model import oracle_tolerance
 from runbook.folder.launch.shapes import is_any_number, is_count
-from runbook.records.evidence import Effect, Frame, RankLog
+from runbook.records.evidence import Effect, RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # What a mean of known numbers may be off by after it traveled in a type.
 WIRE_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
@@ -131,7 +134,7 @@ def norm_account(rank: RankLog) -> Iterator[str]:
 
 
 @each_rank
-def told_norm_account(frame: Frame, rank: RankLog) -> Iterator[str]:
+def told_norm_account(frame: pd.DataFrame, rank: RankLog) -> Iterator[str]:
     """The CSV's norms are those of the gradients, in the steps whose gradients were looked at.
 
     Launches of before these norms were kept do not tell them.

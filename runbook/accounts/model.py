@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runbook.accounts import Workload, apart, computed_twice, each_rank, within
 from runbook.accounts.first_weights import begins
 from runbook.folder.launch.shapes import is_count
-from runbook.records.evidence import Frame, RankLog
+from runbook.records.evidence import RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Unit roundoff of what the products are computed in, and how often it may add up in one layer. On
 # CUDA fp32 products run in TF32, which has the bits of fp16.
@@ -158,7 +161,7 @@ def from_host_tolerance(work: Workload) -> float:
 
 
 @each_rank
-def loss_account(frame: Frame, rank: RankLog) -> Iterator[str]:
+def loss_account(frame: pd.DataFrame, rank: RankLog) -> Iterator[str]:
     """The loss of the first batch, as trained on and from its logits; that of steps run twice."""
     proof = rank.proof or {}
     loss, again = proof.get("loss"), proof.get("loss_again")
@@ -177,7 +180,7 @@ def loss_account(frame: Frame, rank: RankLog) -> Iterator[str]:
         )
 
 
-def first_loss_account(frame: Frame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
+def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """The loss of the first step is that of the batch that was proven: the mean over the ranks.
 
     Where a step has several micro-batches, the proof knows only the first.
@@ -198,12 +201,14 @@ def first_loss_account(frame: Frame, ranks: Sequence[RankLog], work: Workload) -
     ]
 
 
-def gates_account(gates: Frame | None, ranks: Sequence[RankLog], work: Workload) -> list[str]:
+def gates_account(
+    gates: pd.DataFrame | None, ranks: Sequence[RankLog], work: Workload
+) -> list[str]:
     """Readings of rank 0 are those of the steps that were computed a second time."""
     return [] if gates is None or gates.empty else list(_gates_again(gates, ranks, work))
 
 
-def _gates_again(gates: Frame, ranks: Sequence[RankLog], work: Workload) -> Iterator[str]:
+def _gates_again(gates: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> Iterator[str]:
     """Readings of rank 0 that are not those of its step when it is computed a second time."""
     again = next((r.ending.get("recomputed") or {} for r in ranks if r.rank == 0), {})
     steps, layers = again.get("steps") or (), again.get("gates") or ()
@@ -230,13 +235,13 @@ def _gates_again(gates: Frame, ranks: Sequence[RankLog], work: Workload) -> Iter
                 )
 
 
-def selection_account(gates: Frame | None, work: Workload) -> list[str]:
+def selection_account(gates: pd.DataFrame | None, work: Workload) -> list[str]:
     """The selection that gates.csv tells of is that of the config's shape."""
     other = other_selection(gates, work.shape, work.seq_len)
     return [other] if other else []
 
 
-def other_selection(gates: Frame | None, shape: Mapping[str, Any], seq_len: Any) -> str:
+def other_selection(gates: pd.DataFrame | None, shape: Mapping[str, Any], seq_len: Any) -> str:
     """How a reading of the selection is not that of this shape, or an empty string.
 
     A query in block b attends to min(n_sel, b + 1) of them, of which min(3, b + 1) are forced: no

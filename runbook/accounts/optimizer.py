@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.accounts import COPY_TOLERANCE, Workload, apart, each_rank, within
 from runbook.accounts.gradients import NORM_TOLERANCE
 from runbook.accounts.model import ROUNDOFF, oracle_tolerance
-from runbook.records.evidence import Frame, RankLog
+from runbook.records.evidence import RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # In its first step Adam moves the group that moves most by the rate itself.
 FIRST_UPDATE = (0.5, 2.0)
@@ -73,7 +76,7 @@ def update_account(rank: RankLog, work: Workload) -> Iterator[str]:
         yield f": the first step moved no parameter by its rate, but by {share:.3g} of it"
 
 
-def rate_account(frame: Frame, env: Mapping[str, Any]) -> list[str]:
+def rate_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
     """Column lr is what config and schedule make of every step.
 
     lr: a linear ramp over warmup_steps, then constant, or a cosine down to a tenth of the peak.
@@ -99,7 +102,7 @@ def rate_account(frame: Frame, env: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def warmup_account(frame: Frame, env: Mapping[str, Any]) -> list[str]:
+def warmup_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
     """Only a block of a schedule has a warm-up, at its beginning and as long as planned."""
     if "warmup" not in frame:
         return []

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from nsa.contract.digests import drawn_batch, step_weight
 from runbook.accounts import COPY_TOLERANCE, Workload, apart, due, each_rank
 from runbook.accounts.clocks import joined
 from runbook.accounts.model import from_host_tolerance
 from runbook.records import RankExit
-from runbook.records.evidence import Frame, RankLog
+from runbook.records.evidence import RankLog
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Memory of a process as two readings of one step show it.
 MEMORY_TOLERANCE_MIB = 16.0
@@ -22,7 +26,7 @@ _SAME_STEPS = 5
 _COPIED = ("step", "loss", "toks_per_s", "grad_norm", "tokens", "dt_s")
 
 
-def column_account(frame: Frame) -> list[str]:
+def column_account(frame: pd.DataFrame) -> list[str]:
     """training.csv has every column that heartbeats tell too."""
     lacking = [name for name in _COPIED if name not in frame]
     return [f"the CSV has no column {', '.join(lacking)}"] if lacking else []
@@ -73,7 +77,7 @@ def step_account(ranks: Sequence[RankLog]) -> list[str]:
     return problems
 
 
-def copy_account(frame: Frame, ranks: Sequence[RankLog]) -> list[str]:
+def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
     """training.csv and the heartbeats tell the same steps, losses, norms and, on rank 0, rates."""
     problems = []
     for rank in ranks:
@@ -103,7 +107,7 @@ def copy_account(frame: Frame, ranks: Sequence[RankLog]) -> list[str]:
     return problems
 
 
-def summed_account(frame: Frame, ranks: Sequence[RankLog]) -> list[str]:
+def summed_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
     """Losses and norms of all steps in the CSV sum to what the ranks summed where they computed.
 
     Each step counts by its weight, so that two that change places show. Both add the same float64
@@ -169,7 +173,9 @@ def memory_account(rank: RankLog, work: Workload) -> Iterator[str]:
         )
 
 
-def evaluation_account(val: Frame | None, ranks: Sequence[RankLog], work: Workload) -> list[str]:
+def evaluation_account(
+    val: pd.DataFrame | None, ranks: Sequence[RankLog], work: Workload
+) -> list[str]:
     """Every evaluation is the mean of all planned batches, of which one was computed again.
 
     `val` is val.csv, which has to tell the same steps and losses as rank 0. On which rows an
@@ -237,7 +243,7 @@ def _mean_problems(ranks: Sequence[RankLog]) -> Iterator[str]:
                 )
 
 
-def _table_problems(val: Frame | None, ranks: Sequence[RankLog]) -> Iterator[str]:
+def _table_problems(val: pd.DataFrame | None, ranks: Sequence[RankLog]) -> Iterator[str]:
     """What val.csv says otherwise than rank 0, which writes it."""
     read = val[["step", "loss"]] if val is not None and "loss" in val else None
     rows = [] if read is None else list(read.itertuples(index=False, name=None))

@@ -7,14 +7,18 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from runbook.records import Measurement, Window
-from runbook.records.evidence import Column, Frame, RankLog, TrainingLog
+from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND, Source
 from runbook.stats import MAD_TO_SIGMA
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Steps whose median must be usual where warm-up ends: a single quick step ends nothing.
 _RUN = 5
@@ -62,7 +66,7 @@ class WindowTooShort(StatisticsError):
         )
 
 
-def measured_rows(log: TrainingLog, *, arm: str | None = None) -> Frame:
+def measured_rows(log: TrainingLog, *, arm: str | None = None) -> pd.DataFrame:
     """The rows that count: warm-up rows left out, one arm if named.
 
     Raises `StatisticsError` if an arm is asked of a log without that column.
@@ -77,14 +81,14 @@ def measured_rows(log: TrainingLog, *, arm: str | None = None) -> Frame:
     return frame if bool(keep.all()) else frame[keep]
 
 
-def need(path: str, frame: Frame, *columns: str) -> None:
+def need(path: str, frame: pd.DataFrame, *columns: str) -> None:
     """Raise `StatisticsError` unless the file has all of them; the older form has not."""
     missing = [name for name in columns if name not in frame]
     if missing:
         raise StatisticsError(f"{path} has no column {', '.join(missing)}; only rates can be shown")
 
 
-def cadence(frame: Frame) -> int:
+def cadence(frame: pd.DataFrame) -> int:
     """Steps between two rows: 1 for a row per step, k where every k-th step was logged."""
     if len(frame) < 2:
         return 1
@@ -93,7 +97,7 @@ def cadence(frame: Frame) -> int:
 
 def measurement(
     log: TrainingLog,
-    rows: Frame,
+    rows: pd.DataFrame,
     *,
     name: str,
     value: float,
@@ -165,7 +169,7 @@ def effective(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     return measurement(log, rows, name=name, value=rate, unit=TOKENS_PER_SECOND)
 
 
-def block_throughputs(log: TrainingLog) -> Frame:
+def block_throughputs(log: TrainingLog) -> pd.DataFrame:
     """Tokens over time of each block, as `arm` (str), `block` (int), `value` (tok/s).
 
     A block that was cut short (fewer measured rows than the longest) is no sample and is left
@@ -182,7 +186,7 @@ def block_throughputs(log: TrainingLog) -> Frame:
     return result[["arm", "block", "value"]]
 
 
-def block_step_times(log: TrainingLog, rounds: Frame) -> npt.NDArray[np.float64]:
+def block_step_times(log: TrainingLog, rounds: pd.DataFrame) -> npt.NDArray[np.float64]:
     """Seconds of every measured step of whole blocks, [rounds, arms, steps].
 
     `rounds` are complete rounds of `block_throughputs`; arms in their order of appearance there,
@@ -206,7 +210,7 @@ def step_times(log: TrainingLog) -> npt.NDArray[np.float64]:
     return each.to_numpy(dtype=np.float64)
 
 
-def _steady_rows(log: TrainingLog, *, arm: str | None = None) -> Frame:
+def _steady_rows(log: TrainingLog, *, arm: str | None = None) -> pd.DataFrame:
     need(log.path, log.frame, "step", "tokens", "dt_s")
     rows = measured_rows(log, arm=arm)
     marked = "warmup" in log.frame and bool(log.frame["warmup"].any())
@@ -253,7 +257,7 @@ def per_cpu_second(log: TrainingLog, ranks: Sequence[RankLog]) -> Measurement:
     return made.model_copy(update={"others": tuple(others)})
 
 
-def _per_step(rank: RankLog) -> Column:
+def _per_step(rank: RankLog) -> pd.Series[float]:
     """Processor seconds of each step of a rank, by step."""
     steps = rank.steps
     if steps is None or _COLUMN not in steps or bool(steps[_COLUMN].isna().any()):

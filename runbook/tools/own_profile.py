@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runbook.config import Profile, registry
 from runbook.config.extends import merged
@@ -22,7 +22,7 @@ from runbook.launch import LaunchOptions, StopRequest, run_launch
 from runbook.launch.end import last_words
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.records.evidence import Frame, LaunchEvidence
+from runbook.records.evidence import LaunchEvidence
 from runbook.records.own_trainer import (
     OUT,
     OWN_PACE_TOLERANCE,
@@ -35,6 +35,9 @@ from runbook.records.own_trainer import (
 )
 from runbook.text import how_many
 from runbook.tools.own_rows import guess
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FLAGS = {
     STEPS: r"(?:max|num|train|total)?[-_]?(?:train[-_])?(?:steps|iters|iterations|updates)",
@@ -170,7 +173,7 @@ def _measured(said: str, evidence: LaunchEvidence) -> Probe:
     )
 
 
-def is_running_mean(frame: Frame) -> bool:
+def is_running_mean(frame: pd.DataFrame) -> bool:
     """Does the pace that a log tells explain this program's clock far better as such a mean?
 
     At a steady pace both explain it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -18,7 +18,7 @@ from runbook.folder.launch.rank_log import RankLines, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
 from runbook.records import LaunchResult, RankExit, Stop
-from runbook.records.evidence import Frame, RankLog, TrainingLog
+from runbook.records.evidence import RankLog, TrainingLog
 from runbook.text import listed
 from runbook.tools.inspect import (
     Inspection,
@@ -36,6 +36,9 @@ from runbook.tools.inspect.training import (
     ended_launch,
     inspect_training,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _BESIDE = ((GATES_CSV, GATES), (VAL_CSV, VAL))
 _DEEPEST = 6
@@ -169,7 +172,7 @@ def _end(result: LaunchResult) -> str:
     return f"{how}{rank}: {result.cause or 'no cause is known'}{code}"
 
 
-def _table(path: Path, spec: RowSpec) -> Frame | None:
+def _table(path: Path, spec: RowSpec) -> pd.DataFrame | None:
     return read_rows(path, spec).frame if path.is_file() else None
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from pydantic import ValidationError
 
 from runbook.accounts import Workload
@@ -19,10 +20,13 @@ from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.records import Launch, LaunchResult, RankExit, Stop
-from runbook.records.evidence import Frame, RankLog, TrainingLog
+from runbook.records.evidence import RankLog, TrainingLog
 from runbook.stats.throughput import cadence
 from runbook.tools.inspect import Found, Remark, RemarkCode, RowsFacts, Segment, remarks_on
 from runbook.tools.inspect.window import parts_of, segment_of, window_of
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SMOOTH = 5
 # Measured numbers cannot be equal in so many rows.
@@ -31,7 +35,7 @@ _FLOOR_SLACK = 0.05
 _RATE_SLACK = 0.02
 
 
-def value_remarks(frame: Frame) -> Iterator[Found]:
+def value_remarks(frame: pd.DataFrame) -> Iterator[Found]:
     for name in ("loss", "toks_per_s"):
         if name not in frame:
             continue
@@ -50,7 +54,7 @@ def value_remarks(frame: Frame) -> Iterator[Found]:
             yield RemarkCode.RATE_DOES_NOT_FOLLOW, f"{text}first at step {int(off['step'].iloc[0])}"
 
 
-def part_remarks(part: Frame) -> Iterator[Found]:
+def part_remarks(part: pd.DataFrame) -> Iterator[Found]:
     """What one run's rows lack, and what cannot stay or change as it does in them."""
     steps, every = part["step"].to_numpy(), cadence(part)
     gaps = np.flatnonzero(np.diff(steps) > every)
@@ -71,7 +75,7 @@ def part_remarks(part: Frame) -> Iterator[Found]:
 
 
 def floor_remarks(
-    log: TrainingLog, parts: list[Frame], floor: float | None, source: str
+    log: TrainingLog, parts: list[pd.DataFrame], floor: float | None, source: str
 ) -> Iterator[Found]:
     """A mean over a few rows below the floor: a single row may dip below it by chance."""
     if floor is None or "loss" not in log.frame:
@@ -163,8 +167,8 @@ def account_remarks(
     duration_s: float | None,
     *,
     exits: Sequence[RankExit],
-    gates: Frame | None,
-    val: Frame | None,
+    gates: pd.DataFrame | None,
+    val: pd.DataFrame | None,
     stop: Stop | None = None,
 ) -> Iterator[Found]:
     """Every account that does not balance, or why none can be drawn.
