@@ -74,12 +74,12 @@ class Baseline(RowPhase):
     def details(self, case: Case) -> Judgement:
         """The throughput of every launch, by the last-50 statistic (W3) and by tokens over time."""
         names = self.names(case)
-        table = rates.rate_table(case, rates.launches(names), title="Throughput of each launch")
-        floor = rates.marks(case.limit("throughput"), "floor")
-        return Judgement(
-            tables=(table,),
-            measurements=rates.last50s(case, names),
-            series=(*rates.throughputs(case, names, floor), *rates.losses(case, names[0])),
+        return rates.shown(
+            case,
+            names,
+            title="Throughput of each launch",
+            floor=rates.marks(case.limit("throughput"), "floor"),
+            curves=rates.losses(case, names[0]),
         )
 
 

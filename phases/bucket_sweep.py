@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from nsa.toggles import meaning
 from phases.compare import AbPhase, places, refused, samples
@@ -17,11 +16,9 @@ from phases.kit.rows import Row
 from phases.training import training_rows
 from runbook.config.registry import PlanContext
 from runbook.records import Measurement, Reason
+from runbook.records.evidence import Frame
 from runbook.stats import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, Decided, Decision, FloatArray
 from runbook.stats.arms import best_arm_sequential
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class BucketSweep(AbPhase):
@@ -66,7 +63,7 @@ class BucketSweep(AbPhase):
         )
 
     def decide(
-        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+        self, context: PlanContext, rounds: Frame, steps: FloatArray | None, *, final: bool
     ) -> Decision:
         """The best arm: by interim analyses in blocks, else at the planned end."""
         plan = BUCKET_PLAN if context.protocol == "blocks" else BUCKET_LAUNCHES_PLAN

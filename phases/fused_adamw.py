@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from nsa.contract import proof_text
 from nsa.toggles import meaning
@@ -19,15 +19,10 @@ from phases.training import training_rows
 from runbook.config.precedence import SAFE_MODE
 from runbook.config.registry import PlanContext
 from runbook.records import Measurement, Outcome, Reason
+from runbook.records.evidence import Frame
 from runbook.stats import FUSED_LAUNCHES_PLAN, FUSED_PLAN, Decided, Decision, FloatArray
 from runbook.stats.arms import non_inferiority, t_quantile
 from runbook.stats.throughput import measured_rows
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pandas as pd
-
 
 _CONFIDENCE = 0.99
 
@@ -87,7 +82,7 @@ class FusedAdamW(AbPhase):
         return None if row.what == "keep" else dropped(case, row, self._fault(case))
 
     def decide(
-        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+        self, context: PlanContext, rounds: Frame, steps: FloatArray | None, *, final: bool
     ) -> Decision:
         """Is the variant at most the margin slower: by interim analyses in blocks."""
         table = rounds.pivot(index="block", columns="arm", values="value")
@@ -157,28 +152,25 @@ def _loss_gap(case: Case, arms: Sequence[str]) -> Measurement:
     One value per round and arm: the mean loss of the arm's measured steps in that round.
     """
     first, second = (_losses(case, arm) for arm in arms)
-    rounds = min(len(first), len(second))
-    if rounds == 0:
+    gaps = [after - before for before, after in zip(first, second, strict=False)]
+    if not gaps:
         raise incomplete(Reason.TOO_FEW_SAMPLES, "no round has both arms")
-    if not (math.isfinite(first.sum()) and math.isfinite(second.sum())):
+    if not all(map(math.isfinite, (*first, *second))):
         raise incomplete(Reason.NON_FINITE, "the loss is not finite in every step")
-    gaps = second[:rounds] - first[:rounds]
-    mean, half = float(gaps.mean()), 0.0
+    rounds, mean, half = len(gaps), statistics.fmean(gaps), 0.0
     if rounds > 1:
-        bar = float(gaps.std(ddof=1)) / math.sqrt(rounds)
+        bar = statistics.stdev(gaps) / math.sqrt(rounds)
         half = t_quantile((1 - _CONFIDENCE) / 2, rounds - 1) * bar
     value = log_value(source_log(case, arms), "loss_gap", mean, "nats", n=rounds)
     return value.model_copy(update={"interval": (mean - half, mean + half)})
 
 
-def _losses(case: Case, arm: str) -> npt.NDArray[np.float64]:
-    import numpy as np
-
+def _losses(case: Case, arm: str) -> list[float]:
     means: list[float] = []
     for place in places(case, [arm]):
         rows = measured_rows(case.log(place.launch), arm=place.inside)
         if place.inside is None:
             means.append(float(rows["loss"].mean()))
         else:
-            means.extend(float(value) for value in rows.groupby("block")["loss"].mean())
-    return np.asarray(means, dtype=np.float64)
+            means += rows.groupby("block")["loss"].mean().tolist()
+    return means

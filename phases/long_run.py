@@ -10,7 +10,7 @@ from functools import partial
 from nsa.contract import HALT_FILE
 from phases.compare import rates
 from phases.kit import fixed_rules, specs
-from phases.kit.case import Case, optional
+from phases.kit.case import Case
 from phases.kit.commands import environment, scaled, trainer_launch
 from phases.kit.finding import Finding, incomplete, invalid
 from phases.kit.measure import against, log_value
@@ -20,7 +20,7 @@ from phases.training.memory import memory_limit, memory_plateau
 from phases.training.own import own_learns, own_memory_limit, own_plateau
 from phases.training.plausible import LOSS_WINDOW
 from phases.training.resuming import resumed, stopped
-from phases.training.stability import gates, no_halt, selection, steadiness
+from phases.training.stability import gates, no_halt, steadiness
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Mark, Outcome, Reason, Series, Stop
 
@@ -127,16 +127,8 @@ class LongRun(RowPhase):
 
     def details(self, case: Case) -> Judgement:
         """Throughput table and the curves."""
-        known = optional(lambda: case.launch(_LAUNCH))
-        return Judgement(
-            tables=(
-                rates.rate_table(
-                    case, rates.launches([_LAUNCH]), title="Throughput of the long run"
-                ),
-            ),
-            measurements=(*rates.last50s(case, [_LAUNCH]), *(selection(known) if known else ())),
-            series=_curves(case),
-        )
+        title = "Throughput of the long run"
+        return rates.shown(case, [_LAUNCH], title=title, curves=_curves(case), health_of=_LAUNCH)
 
 
 def _saves(context: PlanContext) -> bool:
@@ -204,9 +196,9 @@ def _learns(case: Case, name: str) -> Finding:
     return replace(found, code=Reason.NOT_LEARNING)
 
 
-def _curves(case: Case) -> tuple[Series, ...]:
-    """Pace, loss, memory and gates of the run, each with what it is held against."""
-    share, known = case.limit("learned_share"), optional(lambda: case.launch(_LAUNCH)) is not None
+def _curves(case: Case) -> list[Series]:
+    """Loss and memory of the run, each with what it is held against."""
+    share = case.limit("learned_share")
 
     def wanted(start: float, floor: float) -> list[Mark]:
         level = start - share.value * (start - floor)
@@ -217,16 +209,7 @@ def _curves(case: Case) -> tuple[Series, ...]:
     # What the allocator held decides the limit; what tensors take, the plateau.
     kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
     told = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
-    held = [
-        curve
-        for group, column in told.items()
-        if known
-        for curve in rates.memories(case, _LAUNCH, column, group=group, limits=most)
-    ]
-    healthy = rates.gate_curves(case, _LAUNCH) if known else ()
-    return (
-        *rates.throughputs(case, [_LAUNCH]),
-        *rates.losses(case, _LAUNCH, wanted),
-        *held,
-        *healthy,
-    )
+    curves = rates.losses(case, _LAUNCH, wanted)
+    for group, column in told.items():
+        curves += rates.memories(case, _LAUNCH, column, group=group, limits=most)
+    return curves

@@ -14,7 +14,7 @@ from phases.kit.finding import Finding, failed, invalid, passed
 from phases.kit.measure import against
 from phases.kit.playbook import playbook
 from phases.kit.rows import Row, RowPhase
-from phases.machine import ceilings, devices
+from phases.machine import ceilings
 from phases.machine.nodes import bisection_rows, group_launches, next_launch, node_rows
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Reason, Table
@@ -176,17 +176,17 @@ _ANSWERS: Mapping[str, Callable[[Case], Finding]] = {
     "clean_tree": machine.clean_tree,
     "trainer_imports": _imports,
     "torch": partial(machine.recorded, name="torch.version"),
-    "cuda": devices.cuda,
-    "gpus": devices.gpu_names,
-    "extra_gpus": devices.extra_gpus,
-    "gpu_driver": devices.driver,
-    "mig": devices.mig,
-    "gpu_memory": devices.gpu_memory,
-    "pcie": devices.pcie,
-    "nvlink": devices.nvlink,
+    "cuda": machine.cuda,
+    "gpus": machine.gpu_names,
+    "extra_gpus": machine.extra_gpus,
+    "gpu_driver": machine.driver,
+    "mig": machine.mig,
+    "gpu_memory": machine.gpu_memory,
+    "pcie": machine.pcie,
+    "nvlink": machine.nvlink,
     "infiniband": _infiniband,
-    "gpu_power": devices.power_limit,
-    "gpu_clean": devices.gpu_state,
+    "gpu_power": machine.power_limit,
+    "gpu_clean": machine.gpu_state,
     "disk_free": partial(_disk, fact="disk.free_gib", limit="disk_free_gib", unit="GiB free"),
     "disk_speed": partial(
         _disk, fact="disk.write_mib_s", limit="disk_write_mib_s", unit="MiB/s written and synced"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nsa.settings import CONFIG_TOGGLES
 from nsa.toggles import TOGGLES
-from phases.compare.rates import last50s, launch_rates, launches, rate_table, throughputs
+from phases.compare import unlike_baseline
+from phases.compare.rates import launch_rates, shown
 from phases.kit import FIRST_LOSS_TOLERANCE, fixed_rules, specs
 from phases.kit.case import Case, once
 from phases.kit.commands import repeated
-from phases.kit.finding import Finding, failed, invalid, lost_heartbeats, missing, passed, skipped
+from phases.kit.finding import Finding, failed, lost_heartbeats, missing, passed, skipped
 from phases.kit.measure import decided, derived, shown_only
 from phases.kit.rows import Row, RowPhase, answered
 from phases.machine.ceilings import require_ranks
 from phases.training import require_sound, toggles_row, training_rows
-from phases.training.plausible import alike, differences
+from phases.training.plausible import alike
 from runbook.accounts.data import union_of_data
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Reason
@@ -45,14 +46,6 @@ _GROWN = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Side:
-    """Launches that are alike, by name, and the case that they are read from."""
-
-    case: Case
-    names: Sequence[str]
-
-
 def _of_batch(launch: Launch, batch: int) -> dict[str, object]:
     """What differs of a launch with this global batch, which it is given in one way only."""
     env = {name: text for name, text in launch.env.items() if name != _BATCH_TOGGLE}
@@ -67,21 +60,6 @@ def _share_case(case: Case, _name: str) -> Case:
     profile = case.profile.model_copy(update={"workload": share})
     context = replace(case.context, profile=profile)
     return Case(phase=case.phase, evidence=case.evidence, context=context)
-
-
-def _unlike_baseline(case: Case, names: Sequence[str], *, but: Sequence[str]) -> Finding | None:
-    """INVALID if the first of these launches differs from a launch of the baseline, but for `but`.
-
-    Raises a finding where the baseline or an env.json is missing.
-    """
-    before = case.earlier("baseline")
-    for first in before.evidence.launches:
-        unlike = differences(before.env(first), case.env(names[0]), but=but)
-        paths = (before.launch(first).path("env"), case.launch(names[0]).path("env"))
-        if unlike:
-            reason = f"baseline against {names[0]}: {'; '.join(unlike)}"
-            return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-    return None
 
 
 class SingleGpu(RowPhase):
@@ -135,29 +113,19 @@ class SingleGpu(RowPhase):
         """The launches with the whole global batch."""
         return [launch.name for launch in self._whole(case.context)]
 
-    def _one_device(self, case: Case) -> _Side:
-        """At one batch per rank; at one global batch where nothing else is planned."""
-        return self._same_batch(case) or self._same_global(case)
-
-    def _batch(self, case: Case) -> str:
-        return "batch per rank" if self._same_batch(case) else "global batch"
-
-    def _same_batch(self, case: Case) -> _Side | None:
-        names = [launch.name for launch in self._shares(case.context)]
-        return _Side(case=_share_case(case, ""), names=names) if names else None
-
-    def _same_global(self, case: Case) -> _Side:
-        return _Side(case=case, names=self.names(case))
+    def _share_names(self, case: Case) -> list[str]:
+        """The launches with one rank's share of it."""
+        return [launch.name for launch in self._shares(case.context)]
 
     def _with_shares(self, row: Row) -> Row:
         """The row over both kinds of launches; the worse answer counts."""
 
         def answer(case: Case) -> Finding:
-            found, side = [answered(row, case)], self._same_batch(case)
-            if side:
-                theirs = training_rows(lambda _: side.names)
+            found, shares = [answered(row, case)], self._share_names(case)
+            if shares:
+                theirs = training_rows(lambda _: shares)
                 of_shares = next(one for one in theirs if one.what == row.what)
-                found.append(answered(of_shares, side.case))
+                found.append(answered(of_shares, _share_case(case, "")))
             return min(found, key=lambda one: one.outcome.rank)
 
         return replace(row, answer=answer)
@@ -175,7 +143,7 @@ class SingleGpu(RowPhase):
 
     def _same_as_baseline(self, case: Case) -> Finding:
         require_ranks(case)
-        unlike = _unlike_baseline(case, self.names(case), but=_SPREAD)
+        unlike = unlike_baseline(case, self.names(case)[0], but=_SPREAD)
         return (
             unlike
             or self._same_data(case.earlier("baseline"), case)
@@ -223,26 +191,32 @@ class SingleGpu(RowPhase):
         """
         limit = case.limit("scaling")
         require_ranks(case)
-        one, own = self._one_device(case), case.profile.own_trainer
-        value, decision = self._efficiency(case, one)
-        same = "" if own else f" at the same {self._batch(case)}"
+        shares, own = self._share_names(case), case.profile.own_trainer
+        one, names = (_share_case(case, ""), shares) if shares else (case, self.names(case))
+        value, decision = self._efficiency(case, one, names)
+        same = "" if own else f" at the same {'batch per rank' if shares else 'global batch'}"
         if not limit.gated or (own and own.tokens_per_rank is None):
             return shown_only(value, limit, f"efficiency{same}: {value}")
-        if not own and (unlike := _unlike_baseline(case, one.names, but=_GROWN)):
+        if not own and (unlike := unlike_baseline(case, names[0], but=_GROWN)):
             return replace(unlike, measurement=value)
         return decided(decision, value, limit)
 
     def _strong(self, case: Case) -> Finding:
         require_ranks(case)
-        value, _ = self._efficiency(case, self._same_global(case))
+        value, _ = self._efficiency(case, case, self.names(case))
         text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
         return skipped(Reason.NOT_GATED, text, measurement=value)
 
-    def _efficiency(self, case: Case, one: _Side) -> tuple[Measurement, Decision]:
-        """E of the baseline's launches against these of one device, and what it decides."""
+    def _efficiency(
+        self, case: Case, one: Case, names: Sequence[str]
+    ) -> tuple[Measurement, Decision]:
+        """E of the baseline's launches against these of one device, and what it decides.
+
+        `one` is the case that those are read from.
+        """
         ranks, whole = case.profile.ranks, case.earlier("baseline")
-        require_sound(one.case, one.names)
-        alone = launch_rates(one.case, one.names)
+        require_sound(one, names)
+        alone = launch_rates(one, names)
         together = launch_rates(whole, list(whole.evidence.launches))
         pairs = min(len(alone), len(together))
         alone, together = alone[:pairs], together[:pairs]
@@ -253,7 +227,7 @@ class SingleGpu(RowPhase):
             limit=case.limit("scaling").value,
             plan=SCALING_PLAN,
         )
-        note = f"T_{ranks} from the baseline phase, T_1 from {', '.join(one.names[:pairs])}"
+        note = f"T_{ranks} from the baseline phase, T_1 from {', '.join(names[:pairs])}"
         value = derived(
             together[0],
             name="scaling_efficiency",
@@ -268,11 +242,5 @@ class SingleGpu(RowPhase):
 
     def details(self, case: Case) -> Judgement:
         """Every launch on one device."""
-        names, same = self.names(case), self._same_batch(case)
-        shares = same.names if same else ()
-        table = rate_table(case, launches([*names, *shares]), title="Throughput on one device")
-        return Judgement(
-            tables=(table,),
-            measurements=last50s(case, [*names, *shares]),
-            series=throughputs(case, [*names, *shares]),
-        )
+        names = [*self.names(case), *self._share_names(case)]
+        return shown(case, names, title="Throughput on one device")

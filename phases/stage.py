@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING
 
 from phases.compare import rates
 from phases.kit import spec, specs
-from phases.kit.case import Case, optional
+from phases.kit.case import Case
 from phases.kit.commands import trainer_launch
 from phases.kit.finding import Finding, inconclusive, missing, skipped
 from phases.kit.measure import against, derived, log_value
@@ -18,13 +17,11 @@ from phases.kit.rows import Row, RowPhase, RowsOf
 from phases.machine.samples import balance, utilisation
 from phases.training import memory, stability, toggles_row, training_rows
 from phases.training.resuming import checkpoint_time, resumed, storage
+from runbook.config import Profile
 from runbook.config.registry import Judgement, Made, PlanContext
 from runbook.records import Launch, Reason
-from runbook.records.evidence import LaunchEvidence, SetAside
+from runbook.records.evidence import LaunchEvidence
 from runbook.records.measurement import duration_text
-
-if TYPE_CHECKING:
-    from runbook.config import Profile
 
 _RUN, _RESUMED = "run", "resumed"
 _ALWAYS = ("completed", "as_planned")
@@ -104,21 +101,12 @@ class TrainingStage(RowPhase, Made):
     def details(self, case: Case) -> Judgement:
         """Throughput of each launch, and the curves of the last one."""
         names = self.names(case)
-        last = names[-1]
-        known = optional(lambda: case.launch(last))
-        return Judgement(
-            tables=(
-                rates.rate_table(case, rates.launches(names), title="Throughput of each launch"),
-            ),
-            measurements=(
-                *rates.last50s(case, names),
-                *(stability.selection(known) if known else ()),
-            ),
-            series=(
-                *rates.throughputs(case, names),
-                *rates.losses(case, last),
-                *(rates.gate_curves(case, last) if known else ()),
-            ),
+        return rates.shown(
+            case,
+            names,
+            title="Throughput of each launch",
+            curves=rates.losses(case, names[-1]),
+            health_of=names[-1],
         )
 
 
@@ -189,12 +177,7 @@ def _gated(profile: Profile, *limits: str) -> bool:
 _START_S = 1.0
 # Of the wall time, what clocks of one machine may differ by.
 _CLOCKS = 0.01
-# Of each part that is a difference of two clocks' times, what it says when it is below zero.
-_NEGATIVE = {
-    "pauses": "the steps' own times are longer than the time that they took",
-    "starting": "the ranks' clocks show more time than the harness saw",
-    "lost": "the last word of a start that was cut off is before its first step",
-}
+_PARTS = ("steps", "pauses", "starting", "lost", "waiting")
 
 
 @dataclass
@@ -213,11 +196,15 @@ class Time:
     waiting: float = 0.0
     wall: float = 0.0
     starts: int = 0
-    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def below_zero(self) -> list[str]:
+        """Parts by which clocks disagree, or two starts ran at once."""
+        most = _CLOCKS * self.wall + _START_S
+        return [name for name in _PARTS if getattr(self, name) < -most]
 
     def __str__(self) -> str:
-        parts = ("steps", "pauses", "starting", "lost", "waiting")
-        told = ", ".join(f"{name} {duration_text(getattr(self, name))}" for name in parts)
+        told = ", ".join(f"{name} {duration_text(getattr(self, name))}" for name in _PARTS)
         return f"{told} of {duration_text(self.wall)} in {self.starts} start(s)"
 
 
@@ -229,8 +216,8 @@ def _goodput(case: Case, names: Sequence[str]) -> Finding:
     logs = [log_value(case.log(name), "goodput", share, "") for name in names]
     value = derived(logs[-1], name="goodput", value=share, unit="", also=logs)
     folders = [one.folder for leg in legs for one in leg.aside]
-    if time.wrong:
-        text = f"{time}: {'; '.join(time.wrong)}"
+    if below := time.below_zero:
+        text = f"{time}: below zero is {', '.join(below)}: two clocks disagree, or one was set back"
         return inconclusive(Reason.UNDECIDED, text, measurement=value, evidence=folders)
     return skipped(
         Reason.NOT_GATED, f"{time}; shown, not gated", measurement=value, evidence=folders
@@ -249,7 +236,9 @@ def time_of(legs: Sequence[LaunchEvidence]) -> Time:
     for number, leg in enumerate(legs):
         _count(time, leg, kept=min((one.after for one in legs[number + 1 :]), default=None))
     for one in aside.values():
-        _count_lost(time, one)
+        first = one.ended if one.first_step is None else one.first_step
+        time.starting += first - one.began
+        time.lost += one.ended - first
     spans = sorted(
         [*zip(begins, ends, strict=True), *((one.began, one.ended) for one in aside.values())]
     )
@@ -257,13 +246,8 @@ def time_of(legs: Sequence[LaunchEvidence]) -> Time:
     time.wall = max(ends) - spans[0][0]
     reached = spans[0][1]
     for begin, end in spans[1:]:
-        if begin < reached - _START_S:
-            time.wrong.append("two starts of it ran at once, or a clock was set back")
-        time.waiting += max(0.0, begin - reached)
+        time.waiting += begin - reached
         reached = max(reached, end)
-    for name, why in _NEGATIVE.items():
-        if getattr(time, name) < -(_CLOCKS * time.wall + _START_S):
-            time.wrong.append(why)
     return time
 
 
@@ -279,9 +263,3 @@ def _count(time: Time, leg: LaunchEvidence, *, kept: int | None) -> None:
     time.lost += float(rows["dt_s"][~counts].sum())
     time.pauses += trained - float(rows["dt_s"].sum())
     time.starting += leg.result.duration_s - trained
-
-
-def _count_lost(time: Time, one: SetAside) -> None:
-    first = one.ended if one.first_step is None else one.first_step
-    time.starting += first - one.began
-    time.lost += one.ended - first

@@ -51,13 +51,12 @@ class Case:
     """A check, or the verdict.
 
     `code`, `message` and `text` are of one that did not pass, `output` of one that says something
-    beside. `raw` is the outcome or verdict in the record's words. All texts are printable.
+    beside. All texts are printable.
     """
 
     classname: str
     name: str
     status: Status
-    raw: str
     code: str = ""
     message: str = ""
     text: str = ""
@@ -85,11 +84,11 @@ def suites_of(record: RunRecord) -> list[Suite]:
     view = build_view(record)
     suites = [
         Suite(
-            name=printable(phase.record.name),
-            cases=tuple(map(_of_check, phase.rows)),
-            duration_s=phase.record.duration_s,
-            started_at=printable(phase.record.started_at),
-            flaky=printable(", ".join(phase.record.flaky)),
+            name=printable(phase.name),
+            cases=tuple(map(_of_check, phase.checks)),
+            duration_s=phase.duration_s,
+            started_at=printable(phase.started_at),
+            flaky=printable(", ".join(phase.flaky)),
         )
         for phase in view.phases
     ]
@@ -105,7 +104,6 @@ def _of_check(row: Check) -> Case:
         classname=f"runbook.{printable(row.phase)}",
         name=printable(row.id),
         status=status,
-        raw=str(row.outcome),
         code=row.code,
         message="" if good else printable(f"{row.outcome} {row.code}: {row.reason}"),
         text="" if good else printable(_details(row)),
@@ -156,7 +154,6 @@ def _of_verdict(view: ReportView) -> Case:
         classname="runbook",
         name="verdict",
         status=status,
-        raw=verdict.value,
         code=verdict.value,
         message="" if good else headline,
         text="" if good else printable("\n".join(line for line in lines if line)),
@@ -254,7 +251,7 @@ def _test(suite: Suite, case: Case) -> dict[str, Any]:
     return {
         "name": case.name,
         "status": _STATUSES.get(case.status, case.status.value),
-        "rawStatus": case.raw,
+        "rawStatus": dict(case.facts).get("outcome", case.code),
         "duration": 0,  # a check takes none; its phase does
         "suite": [suite.name],
         **{name: text for name, text in said.items() if text},

@@ -6,16 +6,20 @@ the record (`Check.follows`, `LaunchResult.follows`), written where it was known
 are followed to their ends. Ends of the same fault, in several launches or phases, are one cause:
 the same kind of end in the same words, apart from where it was. Whatever is not known to be the
 same stays apart, because a hidden fault is worse than a long list.
+
+What to do about a cause is a fact of the run too: what a person set, what the judges found in the
+evidence. Nothing here knows a kind of failure by its name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+import shlex
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from reports.advice import Advice, Adviser, headline_of, how_it_ended, seen_non_finite, telling
 from reports.text import check_value, limit_text
+from runbook.config.precedence import SHELL, Given, given
 from runbook.records import (
     THE_RUN,
     Check,
@@ -28,6 +32,7 @@ from runbook.records import (
 )
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.measurement import STEP
+from runbook.records.run import edited
 from runbook.text import how_many, listed
 
 _SHOWN_PATHS = 3
@@ -46,6 +51,42 @@ _FROM_OUTSIDE = (*_CUT_OFF, LaunchStatus.HARDWARE_ERROR)
 _BY_RANK = (LaunchStatus.HUNG,)
 # Rows of one fault by where their thread ends: a launch, a row, or words that are neither.
 _Group = dict[str, list[Check]]
+# More settings than this are counted.
+_NAMED = 3
+# What was not finite, as the trainer ends: `loss nan on rank 1, gradient norm inf`.
+_NUMBER = re.compile(r"(loss|gradient norm) (\S+?)(?: on ([^,]+(?:, \d+)*))?(?=,|$)")
+_STEP = re.compile(r"\bat step (\d+)")
+_WRITTEN = {"nan": "NaN", "inf": "infinite"}
+# An end that does not say so itself begins with these words.
+_WORDS = {
+    LaunchStatus.CRASHED: "crashed: ",
+    LaunchStatus.CONFIG_ERROR: "the trainer refuses this config: ",
+    LaunchStatus.ENVIRONMENT_ERROR: "the trainer cannot run on this machine: ",
+    LaunchStatus.HARDWARE_ERROR: "hardware error: ",
+    LaunchStatus.OUT_OF_MEMORY: "out of memory: ",
+    LaunchStatus.PREEMPTED: "ended from outside: ",
+}
+# How the names of the files begin that tell most of an end, after the culprit's stack.
+_TELLING = (
+    *("kernel_log.json", ".anomaly_type", "training.csv", "incident.json", "console.log"),
+    "flight_rank",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What a reader does about one cause.
+
+    `likely` are sentences, and `seen` is what the evidence shows of the cause. `command` is what to
+    type next. `steps` are to be taken in their order. `left_out` are the settings that `command`
+    lacks.
+    """
+
+    likely: tuple[str, ...]
+    command: str
+    steps: tuple[str, ...]
+    seen: str = ""
+    left_out: tuple[Given, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +183,8 @@ class _Book:
         }
         self.remedies = _by_launch({one.name: one.remedies for one in record.phases})
         self.first_commands = _by_launch({one.name: one.first_commands for one in record.phases})
-        self.adviser = Adviser(record)
+        settings = given(record.settings, record.sources, values_before(record))
+        self.by_hand = tuple(one for one in settings if not one.as_in_profile)
 
     def end_of(self, row: Check) -> str:
         """Where the row's thread ends: the launch, the row's id or the words it follows from."""
@@ -205,7 +247,7 @@ class _Book:
         rows.sort(key=lambda row: _showing(row, group, outside=outside))
         lead = rows[0]
         launch = self._shown_launch(lead, launches)
-        title = self._title(lead, group, launches, launch)
+        title = self._title(lead, group, launch)
         rerun = self._rerun(group, rows, launch)
         return Cause(
             headline=headline_of(launch, launches) or lead.title or title,
@@ -222,19 +264,37 @@ class _Book:
         """What to do; first of all without what a person set for this run alone.
 
         A setting changes launches, so it is no suspect where none has run, nor of an end that came
-        from outside.
+        from outside. Of what a machine was asked for, the evidence shows the likely cause.
         """
         where = launch.launch.id if launch else ""
         status = launch.result.status if launch else None
+        remedy = self.remedies.get(where, lead.remedy)
+        steps = tuple(remedy.split(STEP)) if remedy else ()
+        if not rerun or status in _CUT_OFF or RESUME_FLAG in rerun.split():
+            return Advice(likely=(), command=rerun, steps=steps)
         ran = {one.launch.phase for one in self.launches.values() if one.result.attempts}
-        return self.adviser.on(
-            clue=lead.clue,
-            remedy=self.remedies.get(where, lead.remedy),
-            rerun=rerun,
-            first=self.first_commands.get(where, lead.first_command),
-            ran=lead.phase in ran and lead.phase != "preflight" and status not in _FROM_OUTSIDE,
-            goes_on=status in _CUT_OFF or RESUME_FLAG in rerun.split(),
-            of_machine=lead.phase == "preflight" and launch is None,
+        suspect = lead.phase in ran and lead.phase != "preflight" and status not in _FROM_OUTSIDE
+        if suspect and self.by_hand:
+            return self._without_settings(lead.clue, rerun, steps)
+        of_machine = lead.phase == "preflight" and launch is None and lead.clue
+        return Advice(
+            likely=(lead.clue,) if of_machine else (),
+            seen="" if of_machine else lead.clue,
+            command=self.first_commands.get(where, lead.first_command) or rerun,
+            steps=steps,
+        )
+
+    def _without_settings(self, clue: str, rerun: str, steps: tuple[str, ...]) -> Advice:
+        """What was set by hand is left out first, and the remedy comes after that."""
+        words = " ".join(f"--set {shlex.quote(one.text)}" for one in self.by_hand)
+        first = f"first without {words}, which was set by hand"
+        then = (f"if it comes back: {steps[0]}", *steps[1:]) if steps else ()
+        return Advice(
+            likely=tuple(_of_settings(self.by_hand)),
+            seen=clue,
+            command=without(rerun, self.by_hand),
+            steps=(first, *then),
+            left_out=self.by_hand,
         )
 
     def _shown_launch(self, lead: Check, launches: Sequence[str]) -> LaunchEntry | None:
@@ -242,15 +302,9 @@ class _Book:
             return None
         return self.launches[lead.follows if lead.follows in launches else launches[0]]
 
-    def _title(
-        self,
-        lead: Check,
-        group: _Group,
-        launches: Sequence[str],
-        launch: LaunchEntry | None,
-    ) -> str:
+    def _title(self, lead: Check, group: _Group, launch: LaunchEntry | None) -> str:
         if launch is not None:
-            others = [name for name in launches if name != launch.launch.id]
+            others = [end for end in group if end in self.launches and end != launch.launch.id]
             return f"{launch.launch.id}{_also(others)}: {how_it_ended(launch)}"
         if THE_RUN in group:
             signal = self.record.options.get("signal")
@@ -258,12 +312,7 @@ class _Book:
         others = [end for end in group if end in self.rows and end != lead.id]
         return f"{lead.id}{_also(others)}: {lead.reason}{_measured(lead)}"
 
-    def _rerun(
-        self,
-        group: _Group,
-        rows: Iterable[Check],
-        launch: LaunchEntry | None,
-    ) -> str:
+    def _rerun(self, group: _Group, rows: Iterable[Check], launch: LaunchEntry | None) -> str:
         cut_off = launch is not None and launch.result.status in _CUT_OFF
         if THE_RUN in group or (cut_off and self.record.interrupted):
             return self.record.invocation.resume_line(self.record.run_id)
@@ -278,7 +327,7 @@ def _by_launch(texts: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
 def _fault_of_launch(entry: LaunchEntry) -> tuple[object, ...]:
     result = entry.result
     if result.status is LaunchStatus.NON_FINITE:
-        return ("launch", result.status, *seen_non_finite(result.cause))
+        return ("launch", result.status, seen_non_finite(result.cause))
     if result.status in _BY_RANK or result.kind is Kind.DESYNC:
         return ("launch", result.status, result.kind, result.culprit_rank)
     return ("launch", result.status, result.kind, _without_place(result.cause, ()))
@@ -310,3 +359,90 @@ def _measured(row: Check) -> str:
     """The value against its limit."""
     value, limit = check_value(row), limit_text(row)
     return f" ({value} against {limit})" if limit and value else ""
+
+
+# -- what a person set ---------------------------------------------------------------------------
+
+
+def values_before(record: RunRecord) -> dict[str, str]:
+    """What the run's profile and its config set, as far as a person changed the config."""
+    env = record.profile_document.get("env")
+    known = env if isinstance(env, Mapping) else {}
+    variables = {n: str(one.get("value")) for n, one in known.items() if isinstance(one, Mapping)}
+    return variables | record.config_before
+
+
+def without(line: str, settings: Iterable[Given]) -> str:
+    """The command without these settings, which may come from the shell that it is typed in."""
+    dropped = list(settings)
+    shorter = edited(line, without=[one.name for one in dropped])
+    unset = [word for one in dropped if one.source == SHELL for word in ("-u", one.name)]
+    return f"{shlex.join(['env', *unset])} {shorter}" if unset else shorter
+
+
+def _of_settings(settings: tuple[Given, ...]) -> Iterator[str]:
+    if len(settings) > _NAMED:
+        yield f"{listed([one.text for one in settings])} were set by hand."
+        return
+    for one in settings:
+        before = "" if one.before is None else f"; the {one.owner} has {one.before}"
+        yield f"{one.text} was set by hand ({one.source}){before}."
+
+
+# -- the bad end of a launch in words, and the files that tell most of it -------------------------
+
+
+def headline_of(entry: LaunchEntry | None, launches: Sequence[str]) -> str:
+    """The sentence for the launch shown, of those that ended alike; empty where none fits."""
+    steps = _STEP.findall(entry.result.cause) if entry else ()
+    if entry is None or not steps:
+        return ""
+    result, seen = entry.result, seen_non_finite(entry.result.cause)
+    if result.status is LaunchStatus.HUNG and result.culprit_rank is not None:
+        both = result.attempts == len(steps) > 1 and len(set(steps)) == 1
+        again = ", in both attempts" if both else ""
+        return f"Rank {result.culprit_rank} hung at step {steps[-1]}{again}."
+    if result.status is LaunchStatus.NON_FINITE and seen:
+        what, value, ranks = seen
+        where = f" on {ranks}" if ranks else ""
+        phases = {name.partition("/")[0] for name in launches}
+        spread = f" ({len(phases)} phases, one cause)" if len(phases) > 1 else ""
+        number = f"the {what} is {_WRITTEN[value]}{where}{spread}"
+        return f"Training diverged at step {steps[0]}: {number}."
+    return ""
+
+
+def seen_non_finite(cause: str) -> tuple[str, str, str] | None:
+    """What a launch saw that was not finite: the number, NaN or infinite, and on which ranks.
+
+    The step is not looked at: one fault ends launches of other settings at other steps. A gradient
+    norm follows from a loss that is not finite, so it counts only where the loss was finite.
+    """
+    for what, value, ranks in _NUMBER.findall(cause):
+        if (number := value.lstrip("+-")) in _WRITTEN:
+            return what, number, ranks
+    return None
+
+
+def how_it_ended(entry: LaunchEntry) -> str:
+    """What the launch said last, or the kind of its end."""
+    result = entry.result
+    cause = result.cause or result.status.words
+    return f"{_WORDS.get(result.status, '')}{cause}"
+
+
+def telling(rows: Sequence[Check], launch: LaunchEntry | None) -> tuple[str, ...]:
+    """The paths of evidence, those that tell most of this end first."""
+    if launch is None:
+        return rows[0].evidence
+    result, folder = launch.result, f"{launch.launch.run_dir}/"
+    found = [*result.evidence, *(path for row in rows for path in row.evidence)]
+    paths = [path for path in dict.fromkeys(found) if path.startswith(folder)]
+    culprit = "" if result.culprit_rank is None else f"{result.culprit_rank}_"
+    parts = (f"stackdump_rank{culprit}", *_TELLING)
+
+    def place(path: str) -> int:
+        name = path.rpartition("/")[2]
+        return next((i for i, part in enumerate(parts) if name.startswith(part)), len(parts))
+
+    return tuple(sorted(paths, key=place)) or rows[0].evidence

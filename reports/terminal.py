@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING
 from reports.cases import accused_of
 from reports.causes import Cause
 from reports.text import bound_text, check_value, export_line, limit_text, one_line
-from reports.view import STEPS, PhaseView, ReportView, build_view, permit_of
+from reports.view import STEPS, ReportView, build_view, permit_of
 from runbook.console import rendered, style_of, table_of, whole
-from runbook.records import Check, RunRecord, Verdict
+from runbook.records import Check, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.measurement import duration_text
 from runbook.records.run import Report, Screen, Step
 from runbook.text import how_many, with_program
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-
-from runbook.records import Reason
 
 # More causes than this are told without advice.
 _WHOLE = 3
@@ -74,10 +71,10 @@ def _phases(view: ReportView) -> Iterator[RenderableType]:
     total = str(len(asked_for))
     rows = [
         (
-            f" {_place(phase, asked_for):>{2 * len(total) + 1}} {one_line(phase.record.name)}",
-            f"{phase.record.outcome.value:<12}",
+            f" {_place(phase, asked_for):>{2 * len(total) + 1}} {one_line(phase.name)}",
+            f"{phase.outcome.value:<12}",
             _facts(phase),
-            duration_text(phase.record.duration_s),
+            duration_text(phase.duration_s),
         )
         for phase in view.phases
     ]
@@ -85,22 +82,22 @@ def _phases(view: ReportView) -> Iterator[RenderableType]:
         yield table_of((), rows, styled=1)
 
 
-def _asked_for(view: ReportView) -> list[PhaseView]:
+def _asked_for(view: ReportView) -> list[PhaseRecord]:
     """The phases as they were counted while they ran."""
-    return [phase for phase in view.phases if not phase.record.left_out]
+    return [phase for phase in view.phases if not phase.left_out]
 
 
-def _place(phase: PhaseView, asked_for: Sequence[PhaseView]) -> str:
+def _place(phase: PhaseRecord, asked_for: Sequence[PhaseRecord]) -> str:
     return f"{asked_for.index(phase) + 1}/{len(asked_for)}" if phase in asked_for else "-"
 
 
-def _facts(phase: PhaseView) -> str:
-    if not phase.rows:
+def _facts(phase: PhaseRecord) -> str:
+    if not phase.checks:
         return "no checks"
-    if phase.record.left_out:
+    if phase.left_out:
         return "not asked for"
-    flaky = f", FLAKY: {one_line(', '.join(phase.record.flaky))}" if phase.record.flaky else ""
-    return f"checks: {phase.record.passed}{flaky}"
+    flaky = f", FLAKY: {one_line(', '.join(phase.flaky))}" if phase.flaky else ""
+    return f"checks: {phase.passed}{flaky}"
 
 
 def _acceptance(view: ReportView) -> Iterator[RenderableType]:
@@ -129,9 +126,9 @@ def _verdict(view: ReportView, *, terse: bool) -> Iterator[RenderableType]:
         return
     told = [permit_of(record).says, *view.own_reasons[:_REASONS], view.interruption, view.tally]
     yield from (_told(one_line(text)) for text in told if text)
-    if view.left_out and record.verdict is not Verdict.PARTIAL:
-        phases = dict.fromkeys(name.partition(".")[0] for name in view.left_out)
-        checks = f"{len(view.left_out)} required checks were not asked for"
+    if (left_out := record.left_out()) and record.verdict is not Verdict.PARTIAL:
+        phases = dict.fromkeys(name.partition(".")[0] for name in left_out)
+        checks = f"{len(left_out)} required checks were not asked for"
         yield _told(f"{checks}: {', '.join(phases)}")
 
 

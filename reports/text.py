@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
-from runbook.records import Check, Comparator, Measurement, Outcome, Reason
+from runbook.records import Check, Comparator, LaunchResult, Measurement, Outcome, Reason
 from runbook.records.measurement import duration_text, plain_number
 from runbook.text import printable, short_caveat
 
 if TYPE_CHECKING:
     from jinja2 import Environment
-
-    from runbook.records import LaunchResult
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ENTITY = re.compile(r"&(?=#?\w+;)")
@@ -178,11 +176,11 @@ def _between(text: str) -> str:
     return f"{before}{inner}{after}" if inner else before
 
 
-def markdown_fence(value: str, language: str = "sh") -> str:
+def markdown_fence(value: str) -> str:
     """A fenced block, its fence longer than any run of backticks inside."""
     text = printable(value)
     ticks = "`" * max(3, _longest_run(text) + 1)
-    return f"{ticks}{language}\n{text}\n{ticks}"
+    return f"{ticks}sh\n{text}\n{ticks}"
 
 
 def html_told(value: str) -> Markup:

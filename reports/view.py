@@ -10,10 +10,9 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from reports.advice import without
-from reports.causes import Cause, causes_of
+from reports.causes import Cause, causes_of, without
 from reports.text import one_line
 from runbook.engine.starting import left_open
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
@@ -30,47 +29,16 @@ STEPS = ("next", "then")
 class Permit:
     """`says`: what the reader may do. The others belong to a GO, and are empty otherwise.
 
-    `qualified`: what its caveats mean for production. `valid_for`: what it holds for. `command`
-    starts the production run behind it, `label` names what that is, and `does` says whether it
-    needs the settings in the shell. Behind a trainer of one's own, which a person starts, it checks
-    the run.
-    `changed` says of the caveats what they mean, where `qualified` does not; of any verdict.
+    `qualified`: what its caveats mean for production. `valid_for`: what it holds for.
     """
 
     says: str
     qualified: str = ""
     valid_for: str = ""
-    command: str = ""
-    label: str = ""
-    does: str = ""
-    changed: str = ""
-
-
-# What a change of the shipped profile has to do with the verdict.
-_BESIDE_A_CHANGE = {
-    Verdict.NO_GO: "A change alone never makes a NO-GO; a failed check below does.",
-    Verdict.INCOMPLETE: (
-        "A change alone never makes a run INCOMPLETE; the evidence that is missing below does."
-    ),
-    Verdict.PARTIAL: "What passed, passed with that.",
-    Verdict.GO: "What passed, passed with that.",
-}
-# A launch has the profile's variables, the line's settings and what the GO's phases chose
-# (`runbook.engine.earlier.standing`): together the exports.
-_EXPORTS = "it sets the settings below itself; they are for a trainer that you start by hand"
 
 
 def permit_of(record: RunRecord) -> Permit:
     """What this run permits."""
-    permit = _permit(record)
-    told = ", ".join(map(short_caveat, record.caveats))
-    if permit.qualified or not told:
-        return permit
-    changed = f"Not the shipped profile as it is: {told}. {_BESIDE_A_CHANGE[record.verdict]}"
-    return replace(permit, changed=changed)
-
-
-def _permit(record: RunRecord) -> Permit:
     if record.verdict is Verdict.NO_GO:
         return Permit(says="Do not start the production run.")
     if record.verdict is Verdict.PARTIAL:
@@ -84,20 +52,7 @@ def _permit(record: RunRecord) -> Permit:
         return Permit(says=f"Not approved: {why}. Do not start the production run.")
     if record.options.get("plan"):
         return Permit(says="Every phase of this launch passed its gate.", valid_for=_valid(record))
-    said = Permit(says=_approved(record), qualified=_qualified(record), valid_for=_valid(record))
-    if record.of_own_trainer:
-        return replace(
-            said,
-            command=f"runbook verify {run_folder(record)}",
-            label="Check every number of this GO",
-            does="then start your trainer as you do, with the settings below",
-        )
-    return replace(
-        said,
-        command=record.invocation.production_line(),
-        label="Start the CPU run" if _on_cpu(record) else "Start production",
-        does=_EXPORTS if record.exports else "",
-    )
+    return Permit(says=_approved(record), qualified=_qualified(record), valid_for=_valid(record))
 
 
 def _on_cpu(record: RunRecord) -> bool:
@@ -158,16 +113,23 @@ def following(record: RunRecord, causes: Sequence[Cause]) -> tuple[Step, ...]:
         resume = invocation.resume_line(record.run_id)
         return (Step(command=resume, does="go on where it was cut off"),)
     if record.verdict is Verdict.GO:
-        command = permit_of(record).command
-        does = "train behind this GO, by a plan"
-        if record.of_own_trainer:
-            does = "check every number of it, then start your trainer as you do"
-        return (Step(command=command, does=does),) if command else ()
+        return _behind_a_go(record)
     if record.verdict is Verdict.PARTIAL:
         missing = list(dict.fromkeys(name.partition(".")[0] for name in record.left_out()))
         add = invocation.resume_line(record.run_id, missing)
         return (Step(command=add, does="add what was not asked for"),) if missing else ()
     return tuple(_blocked(record, causes))
+
+
+def _behind_a_go(record: RunRecord) -> tuple[Step, ...]:
+    """The production run, or the check of a GO of a trainer of one's own, which a person starts."""
+    if record.options.get("plan"):
+        return ()
+    command, does = record.invocation.production_line(), "train behind this GO, by a plan"
+    if record.of_own_trainer:
+        command = f"runbook verify {run_folder(record)}"
+        does = "check every number of it, then start your trainer as you do"
+    return (Step(command=command, does=does),)
 
 
 def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
@@ -204,31 +166,20 @@ _MEANINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseView:
-    """A phase with its rows."""
-
-    index: int
-    record: PhaseRecord
-    rows: tuple[Check, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class ReportView:
     """A whole run, ready to be shown."""
 
     record: RunRecord
     headline: str
-    counts: str
     required_counts: str
     interruption: str
-    phases: tuple[PhaseView, ...]
+    phases: tuple[PhaseRecord, ...]
     rows: tuple[Check, ...]
     acceptance: tuple[Check, ...]
     missing: tuple[Check, ...]
     problems: tuple[Check, ...]
     causes: tuple[Cause, ...]
     following: tuple[Step, ...]
-    left_out: tuple[str, ...]
 
     @property
     def own_reasons(self) -> tuple[str, ...]:
@@ -245,7 +196,7 @@ class ReportView:
         go = self.record.verdict is Verdict.GO
         causes = [how_many(len(self.causes), "cause")] if self.causes else []
         warn = [row.id for row in self.rows if row.code == Reason.WARNING]
-        told = [*causes, *([] if go else [self.required_counts]), self.counts]
+        told = [*causes, *([] if go else [self.required_counts]), _count(self.rows, "check")]
         return "; ".join([*told, *([f"{len(warn)} warn: {listed(warn)}"] if warn else [])])
 
     @property
@@ -257,9 +208,9 @@ class ReportView:
 
     @property
     def untold(self) -> tuple[Step, ...]:
-        """The steps that no cause tells, nor the verdict of a GO or of a run that was cut off."""
-        elsewhere = self.interruption or self.record.verdict is Verdict.GO
-        return () if elsewhere else tuple(s for s in self.following if s.command not in self.told)
+        """The steps that no cause tells, nor the verdict of a run that was cut off."""
+        steps = () if self.interruption else self.following
+        return tuple(step for step in steps if step.command not in self.told)
 
     @property
     def told(self) -> frozenset[str]:
@@ -270,10 +221,8 @@ class ReportView:
 def build_view(record: RunRecord) -> ReportView:
     """Return everything that the formats show of this record."""
     required = set(record.required)
-    phases = tuple(
-        _phase_view(index, phase, required) for index, phase in enumerate(record.phases, start=1)
-    )
-    rows = tuple(row for phase in phases for row in phase.rows)
+    phases = tuple(_marked(phase, required) for phase in record.phases)
+    rows = tuple(row for phase in phases for row in phase.checks)
     acceptance = tuple(
         row for wanted in dict.fromkeys(record.required) for row in _acceptance_rows(wanted, rows)
     )
@@ -283,7 +232,6 @@ def build_view(record: RunRecord) -> ReportView:
     return ReportView(
         record=record,
         headline=one_line(record.headline),
-        counts=_count(rows, "check"),
         required_counts=_count(acceptance, "required check"),
         interruption=_interruption(record),
         phases=phases,
@@ -293,16 +241,16 @@ def build_view(record: RunRecord) -> ReportView:
         problems=tuple(problems),
         causes=causes,
         following=following(record, causes),
-        left_out=record.left_out(),
     )
 
 
-def _phase_view(index: int, phase: PhaseRecord, required: set[str]) -> PhaseView:
-    rows = tuple(
+def _marked(phase: PhaseRecord, required: set[str]) -> PhaseRecord:
+    """The phase, whose checks know that they are required."""
+    checks = tuple(
         check if check.required else check.model_copy(update={"required": check.id in required})
         for check in phase.checks
     )
-    return PhaseView(index=index, record=phase, rows=rows)
+    return phase.model_copy(update={"checks": checks})
 
 
 def _acceptance_rows(wanted: str, rows: tuple[Check, ...]) -> list[Check]:

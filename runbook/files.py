@@ -146,11 +146,12 @@ def utc_stamp(later_s: float = 0.0) -> str:
 
 
 def utc_seconds(text: str) -> float:
-    """When a text of `utc_text` was, s since the epoch; 0 of what is no such text."""
+    """When a text of `utc_text` was, s since the epoch; 0 of what is no time with its zone."""
     try:
-        return datetime.fromisoformat(text).timestamp()
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return 0.0
+    return moment.timestamp() if moment.tzinfo else 0.0
 
 
 DATA_FOLDERS = ("templates", "configs", "docs")

@@ -26,7 +26,7 @@ PYPROJECT, CONSTRAINTS = ROOT / "pyproject.toml", ROOT / "constraints.txt"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 # torch from PyPI is for CUDA 13; its builds for 12.6 run on drivers from three years before too.
 CUDA_12_INDEX = "https://download.pytorch.org/whl/cu126"
-# The oldest Linux drivers for them, as `phases/machine/devices.py` has them.
+# The oldest Linux drivers for them, as `phases/machine/__init__.py` has them.
 OLDEST_FOR_CUDA_13, OLDEST_FOR_CUDA_12 = "580.65.06", "525.60.13"
 DRIVER_FILE = Path("/proc/driver/nvidia/version")
 # Is there from the first moment on, and removed when all is installed.

@@ -7,11 +7,12 @@ throughput, and a fault of an optional arm.
 from __future__ import annotations
 
 import math
+import statistics
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from nsa.contract import ELSEWHERE, OUT_OF_MEMORY_PREFIX
 from phases.compare.rates import last50_of, rate_table
@@ -36,13 +37,10 @@ from phases.training.as_planned import effect_problem
 from phases.training.plausible import alike, differences
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.evidence import Frame, LaunchEvidence, TrainingLog
 from runbook.stats import AA_PLAN, Decided, Decision, FloatArray
 from runbook.stats.arms import best_arm_sequential, complete_rounds, t_quantile
 from runbook.stats.throughput import StatisticsError, block_step_times, block_throughputs, effective
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +78,7 @@ def places(case: Case, arms: Sequence[str]) -> Iterator[Place]:
             yield Place(arm=arm, launch=launch_name(arm, number), inside=None, round=number)
 
 
-def samples(case: Case, arms: Sequence[str]) -> pd.DataFrame:
+def samples(case: Case, arms: Sequence[str]) -> Frame:
     """Throughput of each arm in each complete round: columns arm, block, value.
 
     Raises a finding where a launch has no evidence or no round is complete.
@@ -168,6 +166,20 @@ def dropped(case: Case, row: Row, fault: ArmFault | None) -> Finding | None:
     return skipped(end.code, reason, evidence=end.evidence, follows=end.follows)
 
 
+def unlike_baseline(case: Case, name: str, *, but: Sequence[str]) -> Finding | None:
+    """INVALID if this launch differs from a launch of the baseline; `but` as in `differences`.
+
+    Raises a finding where the baseline or an env.json is missing.
+    """
+    before = case.earlier("baseline")
+    for first in before.evidence.launches:
+        if unlike := differences(before.env(first), case.env(name), but=but):
+            reason = f"baseline against {name}: {'; '.join(unlike)}"
+            paths = (before.launch(first).path("env"), case.launch(name).path("env"))
+            return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
+    return None
+
+
 # Two-sided error of the prediction interval.
 _ERROR = 0.01
 
@@ -185,14 +197,10 @@ def reproduces_baseline(
     if not case.profile.throughput_gated:
         reason = f"control arm {control}; throughput is not gated on profile {case.profile.name}"
         return skipped(Reason.NOT_GATED, reason, measurement=control)
+    if unlike := unlike_baseline(case, launch, but=but):
+        return unlike
     before = case.earlier("baseline")
-    names = list(before.evidence.launches)
-    unlike = differences(before.env(names[0]), case.env(launch), but=but)
-    paths = (before.launch(names[0]).path("env"), case.launch(launch).path("env"))
-    if unlike:
-        reason = f"settings differ from the baseline's: {'; '.join(unlike)}"
-        return invalid(Reason.NOT_COMPARABLE, reason, evidence=paths)
-    launches = [effective_rate(before.log(name)) for name in names]
+    launches = [effective_rate(before.log(name)) for name in before.evidence.launches]
     rates = [float(rate.value) for rate in launches]
     if len(rates) < 2:
         reason = "one baseline launch has no interval; `--protocol single` cannot check its control"
@@ -202,17 +210,14 @@ def reproduces_baseline(
     expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
     reason = f"control {float(control.value):.4g} tok/s, {expected}"
     if low <= float(control.value) <= high:
-        return passed(reason, measurement=value, evidence=paths)
-    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value, evidence=paths)
+        return passed(reason, measurement=value)
+    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value)
 
 
 def _prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
     """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
-
-    logs = [math.log(rate) for rate in rates]
-    count = len(logs)
-    mean = sum(logs) / count
-    spread = math.sqrt(sum((value - mean) ** 2 for value in logs) / (count - 1))
+    logs, count = [math.log(rate) for rate in rates], len(rates)
+    mean, spread = statistics.fmean(logs), statistics.stdev(logs)
     reach = t_quantile(_ERROR / 2, count - 1) * spread * math.sqrt(1 + 1 / count)
     half = max(reach, math.log1p(CONTROL_LEAST))
     return math.exp(mean - half), math.exp(mean + half)
@@ -245,7 +250,7 @@ class AbPhase(RowPhase):
 
     @abstractmethod
     def decide(
-        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+        self, context: PlanContext, rounds: Frame, steps: FloatArray | None, *, final: bool
     ) -> Decision:
         """The decision from complete rounds, by columns arm, block and value; not asked in an A/A.
 
@@ -257,7 +262,7 @@ class AbPhase(RowPhase):
         """The toggle's value for later phases; not asked in an A/A."""
 
     def judged(
-        self, context: PlanContext, rounds: pd.DataFrame, steps: FloatArray | None, *, final: bool
+        self, context: PlanContext, rounds: Frame, steps: FloatArray | None, *, final: bool
     ) -> Decision:
         """`decide`, or of equal arms: does either look better than the other?"""
         if context.aa:

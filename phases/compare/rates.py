@@ -7,10 +7,11 @@ Behind them the curves of a report.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.contract import Ceiling
 from phases.kit.case import Case, gather, once, optional
@@ -27,15 +28,16 @@ from phases.kit.measure import (
 from phases.machine.ceilings import other_devices, slowest
 from phases.training import require_sound
 from phases.training.own import own_rate
+from phases.training.plausible import mfu_of
+from phases.training.stability import selection
 from runbook.accounts import COPY_TOLERANCE
 from runbook.accounts.clocks import BusySteps, clock_ratio
 from runbook.config import IDLE_MFU, Limit
+from runbook.config.registry import Judgement
 from runbook.records import Mark, Measurement, Outcome, Reason, Series, Table, Window, thin_points
+from runbook.records.evidence import Frame, LaunchEvidence
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.stats.launches import meets_target
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 def cell(measured: Measurement | None) -> float | None:
@@ -71,7 +73,7 @@ def launch_rate(case: Case, name: str) -> Measurement:
     return derived(rate, value=slower, note=note, also=[rate, clock])
 
 
-def last50s(case: Case, names: Sequence[str]) -> tuple[Measurement, ...]:
+def _last50s(case: Case, names: Sequence[str]) -> tuple[Measurement, ...]:
     """The last-50 statistic (W3) of every launch that has one."""
     logs = gather(optional(partial(case.log, name)) for name in names)
     return gather(optional(partial(last50, log)) for log in logs)
@@ -85,8 +87,8 @@ def launch_rates(case: Case, names: Sequence[str]) -> list[Measurement]:
 def pooled_rate(case: Case, names: Sequence[str]) -> Measurement:
     """Geometric mean of the launches' throughputs, with every launch's file and window."""
     rates = launch_rates(case, names)
-    logs = [math.log(float(rate.value)) for rate in rates]
-    mean, note = math.exp(sum(logs) / len(logs)), f"tokens / time, mean of {len(rates)} launches"
+    mean = statistics.geometric_mean(float(rate.value) for rate in rates)
+    note = f"tokens / time, mean of {len(rates)} launches"
     return derived(rates[0], name="throughput", value=mean, n=len(rates), note=note, also=rates)
 
 
@@ -142,39 +144,35 @@ def stale_target(case: Case, names: Sequence[str]) -> Finding:
 
 
 def mfu(case: Case, names: Sequence[str]) -> Finding:
-    """Model FLOPs per second over the devices' peak; outside (0, 1] it is not possible."""
-    pooled = pooled_rate(case, names)
-    hardware, env = case.profile.hardware, case.env(names[0])
-    if hardware.peak_tflops is None:
+    """Model FLOPs per second over the devices' peak; INVALID if impossible, or if they idle."""
+    pooled, env = pooled_rate(case, names), case.env(names[0])
+    peak, floor = case.profile.hardware.peak_tflops, case.limit("mfu_floor")
+    if peak is None:
         reason = f"{pooled}; no peak of this device is known, so no share of it"
         return skipped(Reason.NOT_GATED, reason, measurement=pooled)
-    per_token, size = _flops_per_token(env, names[0])
-    peak = hardware.peak_tflops * 1e12 * int(env.get("world_size") or 1)
-    share = float(pooled.value) * per_token / peak
-    note = f"{per_token:.4g} FLOPs per token ({size}), peak {peak / 1e12:.0f} TFLOP/s"
+    share = _share(env, names[0], pooled, peak)
+    note = f"{_size(env)}, peak {peak:.0f} TFLOP/s"
     value = derived(pooled, name="mfu", value=share, unit="", note=note)
-    floor, told = case.limit("mfu_floor"), f"{note} ({hardware.peak_source})"
-    impossible = partial(invalid, Reason.NOT_PLAUSIBLE, measurement=value, topic="plausible")
-    if not 0.0 < share <= 1.0:
-        return impossible(f"MFU {share:.3g} is not in (0, 1]: {told}")
-    if share < IDLE_MFU:
-        under = f"MFU {share:.3%} is under {IDLE_MFU:.0%}: at this pace the devices idle"
-        return impossible(f"{under}; {told}")
+    told = f"MFU {share:.3%}; {note} ({case.profile.hardware.peak_source})"
+    if not IDLE_MFU <= share <= 1.0:
+        reason = f"{told}: under {IDLE_MFU:.0%}, where the devices idle, or it is not in (0, 1]"
+        return invalid(Reason.NOT_PLAUSIBLE, reason, measurement=value, topic="plausible")
     if floor.gated:
-        return against(value, floor, f"MFU {share:.3%}; {told}")
-    if not floor.holds(share):
-        reason = f"MFU {share:.3%} is under {floor.value:.1%} ({floor.source}); {told}"
-        return warned(reason, measurement=value)
-    return passed(f"MFU {share:.2%}; {told}", measurement=value)
+        return against(value, floor, told)
+    if floor.holds(share):
+        return passed(told, measurement=value)
+    return warned(f"{told}, under {floor.value:.1%} ({floor.source})", measurement=value)
 
 
-def _flops_per_token(env: Mapping[str, Any], name: str) -> tuple[float, str]:
-    """Model FLOPs for a token, and the model's size in words."""
-    effective = env.get("effective") or {}
-    per_token = float(effective.get("model_flops_per_token") or 0.0)
-    if per_token <= 0:
+def _share(env: Mapping[str, Any], name: str, rate: Measurement, peak_tflops: float) -> float:
+    share = mfu_of(env, float(rate.value), peak_tflops)
+    if share is None:
         raise missing(f"{name}: env.json has no FLOPs per token")
-    return per_token, f"{float(effective.get('n_params') or 0) / 1e6:.1f}M parameters"
+    return share
+
+
+def _size(env: Mapping[str, Any]) -> str:
+    return f"{float((env.get('effective') or {}).get('n_params') or 0) / 1e6:.1f}M parameters"
 
 
 def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
@@ -191,11 +189,10 @@ def mfu_of_ceiling(case: Case, names: Sequence[str]) -> Finding:
     if strange := other_devices(before, env):
         return invalid(Reason.NOT_COMPARABLE, strange, measurement=pooled)
     slow = slowest(before, Ceiling.MATMUL)
-    per_token, size = _flops_per_token(env, names[0])
-    ceiling = float(slow.value) * 1e12 * int(env.get("world_size") or 1)
-    share = float(pooled.value) * per_token / ceiling
+    share = _share(env, names[0], pooled, float(slow.value))
     text = f"{share:.2%} of {float(slow.value):.4g} TFLOP/s for each device ({slow.note})"
-    value = derived(pooled, name="mfu_of_ceiling", value=share, unit="", note=size, also=[slow])
+    note = _size(env)
+    value = derived(pooled, name="mfu_of_ceiling", value=share, unit="", note=note, also=[slow])
     # Shown only, it may be of shared cores, which were slower while preflight ran.
     if limit.gated and not 0.0 < share <= 1.0:
         reason = f"{text}: a share outside (0, 1] is not possible"
@@ -239,14 +236,28 @@ def rate_table(case: Case, rated: Sequence[Rated], *, title: str, column: str = 
     return Table(title=title, columns=columns, rows=tuple(rows), note=note)
 
 
-def launches(names: Sequence[str]) -> list[Rated]:
-    """Whole launches, as `rate_table` takes them."""
-    return [(name, name, None) for name in names]
-
-
 def last50_of(case: Case, name: str, arm: str | None = None) -> Measurement | None:
     """The last-50 statistic of a launch, or of an arm in it; None where it has none."""
     return optional(lambda: last50(case.log(name, ended=False), arm=arm))
+
+
+def shown(
+    case: Case,
+    names: Sequence[str],
+    *,
+    title: str,
+    floor: Sequence[Mark] = (),
+    curves: Sequence[Series] = (),
+    health_of: str = "",
+) -> Judgement:
+    """Table, last-50 statistics and curves of these launches, and the gates' health of one."""
+    launch = optional(lambda: case.launch(health_of)) if health_of else None
+    read, gates = (selection(launch), _gate_curves(case, launch)) if launch else ((), [])
+    return Judgement(
+        tables=(rate_table(case, [(name, name, None) for name in names], title=title),),
+        measurements=(*_last50s(case, names), *read),
+        series=(*_throughputs(case, names, floor), *curves, *gates),
+    )
 
 
 # -- the curves of a report: what a launch did in every step, and the levels it is held against ----
@@ -255,7 +266,7 @@ def last50_of(case: Case, name: str, arm: str | None = None) -> Measurement | No
 _POINTS = 200
 
 
-def throughputs(case: Case, names: Sequence[str], limits: Sequence[Mark] = ()) -> list[Series]:
+def _throughputs(case: Case, names: Sequence[str], limits: Sequence[Mark]) -> list[Series]:
     """Throughput of every step of each launch, with its warm-up and its last-50 window."""
 
     def one(name: str) -> Series | None:
@@ -306,6 +317,7 @@ def memories(
     case: Case, name: str, column: str, *, group: str, limits: Sequence[Mark] = ()
 ) -> list[Series]:
     """Memory (GiB) of every rank after each step that told it: `mem_mib` or `reserved_mib`."""
+    launch = optional(lambda: case.launch(name))
     return list(
         gather(
             _curve(
@@ -318,15 +330,14 @@ def memories(
                 group=group,
                 limits=tuple(limits),
             )
-            for rank in case.launch(name).ranks
+            for rank in (launch.ranks if launch else ())
             if rank.steps is not None and column in rank.steps
         )
     )
 
 
-def gate_curves(case: Case, name: str) -> list[Series]:
+def _gate_curves(case: Case, launch: LaunchEvidence) -> list[Series]:
     """Entropy of the gates and the largest share of a branch, against their limits."""
-    launch = case.launch(name)
     shown = (
         ("entropy", "entropy over ln 3", "gate_entropy_min", "entropy at least"),
         ("max_gate", "largest share of a branch", "gate_max_share", "largest share at most"),
@@ -334,7 +345,8 @@ def gate_curves(case: Case, name: str) -> list[Series]:
     return list(
         gather(
             _curve(
-                launch.gates, column, launch.files["gates"], name=f"{name} gate {column}",
+                launch.gates, column, launch.files["gates"],
+                name=f"{launch.launch.name} gate {column}",
                 label=label, unit="share", group="gates",
                 limits=(Mark(label=words, value=case.limit(limit).value),),
             )
@@ -349,9 +361,7 @@ def marks(limit: Limit, words: str) -> list[Mark]:
     return [Mark(label=words, value=limit.value)] if limit.gated else []
 
 
-def _curve(
-    frame: pd.DataFrame, column: str, file: tuple[str, str], **said: object
-) -> Series | None:
+def _curve(frame: Frame, column: str, file: tuple[str, str], **said: object) -> Series | None:
     """A column over the steps, if it holds anything; `file` is the table's path and digest."""
     rows = frame[frame[column].notna()] if column in frame else frame[:0]
     if rows.empty:

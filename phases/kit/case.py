@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from nsa.contract import ENV_JSON
 from nsa.toggles import TOGGLES
@@ -24,7 +24,7 @@ from phases.kit.finding import (
     whole,
 )
 from phases.kit.measure import in_file
-from runbook.config import Limit
+from runbook.config import Limit, LimitSpec, Profile
 from runbook.config.registry import PlanContext
 from runbook.records import LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import (
@@ -35,10 +35,6 @@ from runbook.records.evidence import (
     PhaseEvidence,
     TrainingLog,
 )
-
-if TYPE_CHECKING:
-    from runbook.config import LimitSpec, Profile
-
 
 T = TypeVar("T")
 

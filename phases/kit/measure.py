@@ -5,18 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phases.kit.finding import Finding, failed, inconclusive, invalid, passed, skipped
+from runbook.config import Limit
 from runbook.records import Measurement, Outcome, Reason, Window
-from runbook.records.evidence import LaunchEvidence, RankLog, TrainingLog
+from runbook.records.evidence import Frame, LaunchEvidence, RankLog, TrainingLog
 from runbook.stats import Decision
 from runbook.stats.throughput import StatisticsError, effective, last_window
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from runbook.config import Limit
 
 
 def in_file(
@@ -34,7 +30,7 @@ def file_value(
     return in_file(*launch.files.get(kind, ("", "")), name, value, unit, **more)
 
 
-def steps_of(frame: pd.DataFrame) -> Window:
+def steps_of(frame: Frame) -> Window:
     """From the first to the last step of a table."""
     first, last = (int(frame["step"].iloc[at]) for at in (0, -1))
     return Window(first_step=first, last_step=last)

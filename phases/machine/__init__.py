@@ -1,24 +1,27 @@
 """Rows about the machine: checkout, host, devices, links, nodes, before and during a launch.
 
-Here those of checkout, host and settings: another environment makes numbers INVALID. What only
-skews numbers is a warning, named with its remedy.
+Here those of what preflight finds: checkout, host, settings, and the GPUs that a launch can see.
+Another environment makes numbers INVALID. What only skews numbers is a warning, named with its
+remedy.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from operator import gt, lt
-from typing import Any
+from typing import Any, TypeVar
 
 from nsa.toggles import meaning
-from phases.kit import BUSY_SHARE, LONG_SEQUENCE, OTHER_WORK_SHARE, SHM_LEAST_GIB
+from phases.kit import BUSY_SHARE, LONG_SEQUENCE, MEMORY_SHARE, POWER_LEAST, SHM_LEAST_GIB
 from phases.kit.case import Case
 from phases.kit.commands import environment
 from phases.kit.finding import Finding, incomplete, invalid, missing, passed, skipped, warned
-from phases.kit.measure import file_value
-from runbook.folder.launch.documents import load_of
-from runbook.records import Reason
+from runbook.records import Measurement, Reason
 from runbook.records.evidence import Fact
+from runbook.records.measurement import MIB_PER_GIB
+
+T = TypeVar("T")
 
 
 def recorded(case: Case, name: str) -> Finding:
@@ -29,6 +32,10 @@ def recorded(case: Case, name: str) -> Finding:
     value = case.known(name)
     note = f" ({value.note})" if value.note else ""
     return passed(f"{value.value}{note}", measurement=value)
+
+
+def _wrong(reason: str, value: Measurement) -> Finding:
+    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
 
 
 def _no_checkout(case: Case, name: str) -> Finding | None:
@@ -74,8 +81,7 @@ def branch(case: Case) -> Finding:
     if value.value == expected:
         answer = warned if behind else passed
         return answer(f"on {expected}{behind}", measurement=value)
-    reason = f"on {value.value}, the profile expects {expected}"
-    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
+    return _wrong(f"on {value.value}, the profile expects {expected}", value)
 
 
 def _behind(case: Case) -> str:
@@ -106,8 +112,7 @@ def leftovers(case: Case) -> Finding:
     """
     value = case.known("processes.leftover")
     if float(value.value) > 0:
-        reason = f"{float(value.value):.0f}: {value.note}"
-        return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
+        return _wrong(f"{float(value.value):.0f}: {value.note}", value)
     running = case.known("processes.other_runs")
     if float(running.value) > 0:
         reason = f"none, but {float(running.value):.0f} of runs that go on beside: {running.note}"
@@ -119,7 +124,7 @@ def variables(case: Case) -> Finding:
     """Toggles and variables of the surrounding shell, checked against the installed torch."""
     value = case.known("env.problems")
     if value.value:
-        return invalid(Reason.WRONG_ENVIRONMENT, str(value.value), measurement=value)
+        return _wrong(str(value.value), value)
     value = value.model_copy(update={"value": "no problem"})
     note = f"; {value.note}" if value.note else ""
     startup = case.evidence.facts.get("python.startup")
@@ -135,7 +140,7 @@ def needs(case: Case) -> Finding:
         return skipped(Reason.NOT_ASKED_FOR, "on nodes of a cluster it was not looked at")
     value = case.known("needs.missing")
     if value.value:
-        return invalid(Reason.WRONG_ENVIRONMENT, str(value.value), measurement=value)
+        return _wrong(str(value.value), value)
     value = value.model_copy(update={"value": "nothing"})
     return passed(value.note or "nothing beside the program", measurement=value)
 
@@ -189,21 +194,221 @@ def _skewing(name: str, fact: Fact) -> str:
     return f"{words} ({fact.value}{unit}): {remedy}"
 
 
-def other_work(case: Case, name: str) -> Finding:
-    """A warning where others took more of the CPUs than `OTHER_WORK_SHARE`.
+# -- GPUs: can torch use them, are they those of the profile? --------------------------------------
 
-    SKIPPED where it was not recorded, or cannot be told: of a launch that was ended from here not
-    all processes are known to have been its own.
+# The oldest Linux driver for programs of a CUDA generation: NVIDIA, "CUDA Toolkit Release Notes",
+# tables of driver versions and of minor version compatibility; the first driver of each branch.
+_OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
+
+
+def require_gpu(case: Case, verb: str = "uses") -> None:
+    """Raise that it is SKIPPED on a profile without GPUs."""
+    if not case.profile.has_gpu:
+        reason = f"profile {case.profile.name} {verb} no GPU"
+        raise skipped(Reason.NEEDS_CUDA, reason)
+
+
+def _asked_for(case: Case, wanted: T | None, what: str) -> T:
+    """What the profile wants of its GPUs; raises that it is SKIPPED where that is nothing."""
+    require_gpu(case)
+    if wanted is None:
+        raise skipped(Reason.NOT_ASKED_FOR, f"the profile does not specify {what}")
+    return wanted
+
+
+def cuda(case: Case) -> Finding:
+    """Can torch use as many devices as the profile trains on?"""
+    require_gpu(case)
+    value = case.known("torch.cuda_available")
+    if value.value is not True:
+        why = _why_none(case)
+        return invalid(
+            Reason.WRONG_ENVIRONMENT,
+            f"torch sees no CUDA device: {why}",
+            measurement=value,
+            title=f"No GPU that torch can use: profile {case.profile.name} trains on GPUs.",
+            clue=f"This profile trains on GPUs, and {why}.",
+        )
+    count = case.known("torch.device_count")
+    wanted, seen = case.profile.hardware.gpus, float(count.value)
+    if seen < wanted:
+        return _wrong(f"torch sees {seen:.0f} device(s), the profile uses {wanted}", count)
+    return passed(f"torch sees {seen:.0f} device(s)", measurement=count)
+
+
+def _why_none(case: Case) -> str:
+    """The first cause that the facts show."""
+    facts = case.evidence.facts
+    built, version, count, installed = (
+        facts.get(name) for name in ("torch.cuda", "torch.version", "gpu.count", "gpu.installed")
+    )
+    if built is not None and built.value is None:
+        return f"torch {version.value if version else ''} was built without CUDA"
+    if count is None or count.value is None:
+        return count.note if count else "nvidia-smi was not asked"
+    if not count.value:
+        hidden = bool(installed and installed.value)
+        return f"all GPUs are hidden ({count.note})" if hidden else "nvidia-smi lists no GPU"
+    old = _too_old(case)
+    return old or "driver and visible devices look right; see collect_env.txt"
+
+
+def driver(case: Case) -> Finding:
+    """Is the driver new enough for the CUDA that torch was built for?
+
+    A data center's driver may run a newer CUDA through its compatibility package, so an old one is
+    a warning where torch sees the GPUs all the same.
     """
-    launch = case.launch(name)
-    load = load_of([launch.load])
-    if load is None:
-        why = (launch.load or {}).get("problem") or "the load was not recorded"
-        return skipped(Reason.NOTHING_COLLECTED, f"{name}: {why}")
-    if not launch.result.ok:
-        return skipped(Reason.NOTHING_COLLECTED, f"{name} did not finish")
-    value = file_value(launch, "load", "other_work", round(load.taken, 4), "of the CPUs")
-    if load.taken > OTHER_WORK_SHARE:
-        reason = f"{name}: {load}; more than {OTHER_WORK_SHARE:.0%} skews what is timed here"
-        return warned(reason, measurement=value)
-    return passed(f"{name}: {load}", measurement=value)
+    require_gpu(case)
+    value = case.known("gpu.driver")
+    old = _too_old(case)
+    if not old:
+        built = case.fact("torch.cuda")
+        suits = f"; torch was built for CUDA {built.value}" if built.value else f"; {built.note}"
+        return passed(f"{value.value}{suits}", measurement=value)
+    available = case.evidence.facts.get("torch.cuda_available")
+    if available is not None and available.value is True:
+        return warned(f"{old}; torch sees the GPUs all the same", measurement=value)
+    return _wrong(old, value)
+
+
+def _too_old(case: Case) -> str:
+    """Why torch's CUDA cannot run on this driver, or an empty string."""
+    facts = case.evidence.facts
+    here, built = facts.get("gpu.driver"), facts.get("torch.cuda")
+    if not here or not here.value or not built or not built.value:
+        return ""
+    generation = _numbers(str(built.value))[0]
+    wanted = _OLDEST_DRIVER.get(generation)
+    if wanted is None or _numbers(str(here.value)) >= _numbers(wanted):
+        return ""
+    return f"driver {here.value}, but CUDA {built.value} of this torch needs {wanted} or newer"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)) or (0,)
+
+
+def mig(case: Case) -> Finding:
+    """Is no visible GPU cut into instances?"""
+    require_gpu(case)
+    value = case.known("gpu.mig")
+    if value.value:
+        part = "an instance is a part of a GPU, the profile is for all"
+        return _wrong(f"MIG is on ({value.note}): {part}", value)
+    return passed("MIG is off", measurement=value)
+
+
+def extra_gpus(case: Case) -> Finding:
+    """A warning where more GPUs are visible than the profile uses."""
+    require_gpu(case)
+    count = case.known("gpu.count")
+    wanted, seen = case.profile.hardware.gpus, float(count.value)
+    if seen > wanted:
+        text = f"{seen:.0f} GPUs are visible, {wanted} will be used: rows about GPUs judge them all"
+        return warned(text, measurement=count)
+    return passed(f"{seen:.0f} visible, {wanted} used", measurement=count)
+
+
+def gpu_names(case: Case) -> Finding:
+    """Number and names of the GPUs."""
+    hardware = case.profile.hardware
+    if not case.profile.has_gpu:
+        fact = case.fact("gpu.count")
+        return skipped(
+            Reason.NEEDS_CUDA, f"{fact.value or 0} GPU(s) here; this profile runs on the CPU"
+        )
+    count = case.known("gpu.count")
+    names = case.known("gpu.names")
+    if float(count.value) < hardware.gpus:
+        why = f" ({count.note})" if count.note else ""
+        reason = f"{float(count.value):.0f} GPU(s){why}, the profile needs {hardware.gpus}"
+        return _wrong(reason, count)
+    wanted = hardware.gpu_name
+    others = [name for name in str(names.value).split(", ") if wanted and wanted not in name]
+    if others:
+        return _wrong(f"{', '.join(others)}; the profile is for {wanted}", names)
+    return passed(f"{float(count.value):.0f} x {names.value}", measurement=names)
+
+
+def gpu_memory(case: Case) -> Finding:
+    """Memory of the smallest GPU against the profile's."""
+    wanted = _asked_for(case, case.profile.hardware.gpu_memory_gib, "GPU memory")
+    value = case.known("gpu.memory_total_mib")
+    here = float(value.value) / MIB_PER_GIB
+    if here < MEMORY_SHARE * wanted:
+        return _wrong(f"{here:.0f} GiB, the profile needs {wanted:g}", value)
+    return passed(f"{here:.0f} GiB", measurement=value)
+
+
+def pcie(case: Case) -> Finding:
+    """Generation that the link can reach (an idle one trains down), and its width."""
+    wanted = _asked_for(case, case.profile.hardware.pcie_gen, "a PCIe link")
+    best = case.known("gpu.pcie_gen_max")
+    if float(best.value) != wanted:
+        reason = f"PCIe generation {float(best.value):g}, the profile is for {wanted}"
+        return _wrong(reason, best)
+    width, lanes = case.known("gpu.pcie_width"), case.profile.hardware.pcie_width
+    if lanes is not None and float(width.value) < lanes:
+        return _wrong(f"x{float(width.value):g} link, the profile is for x{lanes}", width)
+    return passed(f"generation {float(best.value):g}, x{float(width.value):g}", measurement=best)
+
+
+def nvlink(case: Case) -> Finding:
+    """NVLink changes what the throughput means, in either direction."""
+    wanted = _asked_for(case, case.profile.hardware.nvlink, "NVLink")
+    value = case.known("gpu.nvlink")
+    text = f"{'NVLink' if value.value else 'no NVLink'}{f' ({value.note})' if value.note else ''}"
+    if value.value is not wanted:
+        expected = "NVLink" if wanted else "PCIe only"
+        return _wrong(f"{text}; the profile is for {expected}", value)
+    return passed(text, measurement=value)
+
+
+def gpu_state(case: Case) -> Finding:
+    """Nobody else on the GPUs, their memory empty, nothing broken or throttled."""
+    require_gpu(case)
+    busy = case.known("gpu.processes")
+    if float(busy.value) > 0:
+        return _wrong(f"{float(busy.value):.0f} process(es): {busy.note}", busy)
+    used = case.known("gpu.memory_used_mib")
+    limit = case.limit("gpu_idle_memory_mib")
+    if limit.gated and not limit.holds(float(used.value)):
+        return _wrong(f"{float(used.value):.0f} MiB in use before the run", used)
+    broken = _broken(case)
+    if broken:
+        return _wrong(broken, busy)
+    caps = case.evidence.facts.get("gpu.caps")
+    capped = f"; clocks limited by design: {caps.value}" if caps and caps.value else ""
+    return passed(f"no process, {float(used.value):.0f} MiB in use{capped}", measurement=busy)
+
+
+def power_limit(case: Case) -> Finding:
+    """INVALID where somebody set the power limit of a GPU under the one that it is sold with."""
+    require_gpu(case)
+    fact = case.fact("gpu.power_limit")
+    if fact.value is None:
+        return warned(f"power limits are unknown: {fact.note}", evidence=(fact.path,))
+    value = case.known("gpu.power_limit")
+    if float(value.value) < POWER_LEAST:
+        return _wrong(f"{value.note}: held down to {float(value.value):.0%}", value)
+    return passed(value.note, measurement=value)
+
+
+def _broken(case: Case) -> str:
+    """What the card itself reports; facts that it does not report say nothing."""
+    problems = []
+    facts = case.evidence.facts
+    ecc, remap, failure, throttle = (
+        facts.get(f"gpu.{name}")
+        for name in ("ecc_uncorrected", "remap_pending", "remap_failure", "throttle")
+    )
+    if ecc and isinstance(ecc.value, (int, float)) and ecc.value > 0:
+        problems.append(f"{ecc.value:g} uncorrected memory error(s)")
+    if remap and remap.value is True:
+        problems.append("a row remap is pending: reset the GPU")
+    if failure and failure.value is True:
+        problems.append("a row could not be remapped: replace the GPU")
+    if throttle and throttle.value:
+        problems.append(f"throttled: {throttle.value}")
+    return "; ".join(problems)

@@ -19,7 +19,7 @@ from phases.kit.case import Case
 from phases.kit.finding import Finding, ending, invalid, missing, skipped, whole
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowsOf
-from phases.machine.devices import require_gpu
+from phases.machine import require_gpu
 from runbook.records import Confidence, Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 

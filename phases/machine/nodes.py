@@ -6,7 +6,7 @@ A node that differs makes every number of the run one of a mixture, so it is INV
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,7 +24,6 @@ from runbook.records.evidence import Fact, LaunchEvidence
 from runbook.records.run import NODE_NAMES
 
 _CLOCK = "clock.offset_s"
-_WRITES = "disk.write_mib_s"
 
 
 def node_rows() -> tuple[Row, ...]:
@@ -72,13 +71,7 @@ def _nodes(case: Case) -> Finding:
     text = f"{len(names)}: {', '.join(names)}"
     if len(names) != wanted:
         return _wrong(f"{text}; asked for were {wanted}", value)
-    slow = min(
-        (fact for fact in _of_nodes(case, _WRITES).values() if isinstance(fact.value, float)),
-        key=lambda fact: float(fact.value or 0.0),
-        default=None,
-    )
-    disk = f"; {slow.name.partition('@')[2]} writes slowest: {slow.value:.0f} MiB/s" if slow else ""
-    return passed(f"{text}{disk}", measurement=value)
+    return passed(text, measurement=value)
 
 
 def _alike(case: Case) -> Finding:
@@ -180,7 +173,7 @@ def search(count: int, well: Mapping[Group, bool]) -> Group | int | None:
     """
     every, low, high = tuple(range(count)), 0, count
     while high - low > 1:
-        middle = _middle(low, high)
+        middle = (low + high + 1) // 2
         others = every[:middle] + every[high:]
         if others not in well:
             return others
@@ -197,24 +190,16 @@ def search(count: int, well: Mapping[Group, bool]) -> Group | int | None:
     return None if pair in well else pair
 
 
-def _middle(low: int, high: int) -> int:
-    return (low + high + 1) // 2
-
-
-def groups(count: int) -> Iterator[Group]:
+def groups(count: int) -> list[Group]:
     """Every group that a search among so many nodes can ask for, in the order of asking."""
-    if count < _FEWEST_NODES:
-        return
-    every, level, kept = tuple(range(count)), [(0, count)], []
-    while level:
-        halves = [(low, _middle(low, high), high) for low, high in level if high - low > 1]
-        yield from (every[:middle] + every[high:] for _, middle, high in halves)
-        kept += [low for low, middle, _ in halves if middle - low == 1]
-        level = [part for low, middle, high in halves for part in ((low, middle), (middle, high))]
-    # The others were each left out alone before.
-    yield from (every[:low] + every[low + 1 :] for low in kept)
-    if count > _FEWEST_NODES:
-        yield (0, count - 1)
+    found: dict[Group, None] = {}
+    asked: list[dict[Group, bool]] = [{}] if count >= _FEWEST_NODES else []
+    while asked:
+        steps = [(well, search(count, well)) for well in asked]
+        more = [(well, step) for well, step in steps if isinstance(step, tuple)]
+        found |= dict.fromkeys(step for _, step in more)
+        asked = [well | {step: is_well} for well, step in more for is_well in (True, False)]
+    return list(found)
 
 
 def _name(group: Group, count: int) -> str:

@@ -11,20 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from phases.kit import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PERCENT
 from phases.kit.case import Case
 from phases.kit.finding import Finding, inconclusive, invalid, missing, skipped
 from phases.kit.measure import against, derived, effective_rate, file_value
-from phases.machine.devices import require_gpu
+from phases.machine import require_gpu
 from runbook.files import utc_text
 from runbook.records import Measurement, Reason
-from runbook.records.evidence import LaunchEvidence
-
-if TYPE_CHECKING:
-    import pandas as pd
+from runbook.records.evidence import Column, Frame, LaunchEvidence
 
 # Fewer samples of a GPU do not say how busy it was: no pass, and no fault of a fast trainer.
 FEWEST = 5
@@ -76,7 +72,7 @@ def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]], notes: No
         notes.seen.append("whose processes compute was not told")
 
 
-def _in_steps(launch: LaunchEvidence) -> pd.DataFrame | None:
+def _in_steps(launch: LaunchEvidence) -> Frame | None:
     """The samples between the ends of the first and the last step of rank 0."""
     frame, steps = launch.gpu_samples, launch.ranks[0].steps if launch.ranks else None
     if frame is None or frame.empty or steps is None or "timestamp" not in frame:
@@ -88,14 +84,14 @@ def _in_steps(launch: LaunchEvidence) -> pd.DataFrame | None:
     return frame[(seconds >= begin) & (seconds <= end)]
 
 
-def _of(frame: pd.DataFrame, gpu: Mapping[str, Any]) -> pd.DataFrame:
+def _of(frame: Frame, gpu: Mapping[str, Any]) -> Frame:
     uuid = str(gpu.get("uuid") or "")
     if uuid and "uuid" in frame and bool((frame["uuid"].astype(str) != "").any()):
         return frame[frame["uuid"].astype(str) == uuid]
     return frame[frame["index"] == gpu.get("index")]
 
 
-def _slow_link(frame: pd.DataFrame, link: Mapping[str, Any]) -> list[str]:
+def _slow_link(frame: Frame, link: Mapping[str, Any]) -> list[str]:
     """A link that never reached its best under load: resting, it may run slower, working not."""
     found = []
     for column, best, word in (
@@ -108,7 +104,7 @@ def _slow_link(frame: pd.DataFrame, link: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _held_back(frame: pd.DataFrame) -> list[tuple[str, bool]]:
+def _held_back(frame: Frame) -> list[tuple[str, bool]]:
     """Each kind of throttling with its share of the samples; True where the share is too large."""
     if "throttle_reasons" not in frame:
         return []
@@ -124,7 +120,7 @@ def _held_back(frame: pd.DataFrame) -> list[tuple[str, bool]]:
     return found
 
 
-def _low_clock(frame: pd.DataFrame, gpu: Mapping[str, Any]) -> list[tuple[str, bool]]:
+def _low_clock(frame: Frame, gpu: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """The usual SM clock while the GPU works, where it is far under the highest; True: a fault."""
     if frame.empty or "utilization_percent" not in frame:
         return []
@@ -150,7 +146,7 @@ def _mask(text: str) -> int | None:
         return None
 
 
-def _others(frame: pd.DataFrame) -> list[tuple[str, bool]]:
+def _others(frame: Frame) -> list[tuple[str, bool]]:
     """Processes of somebody else that computed there; seen once, one may have been ending."""
     if "other_processes" not in frame:
         return []
@@ -162,7 +158,7 @@ def _others(frame: pd.DataFrame) -> list[tuple[str, bool]]:
     return [(text, len(shared) >= OTHERS_SAMPLES)]
 
 
-def sampled_at(launch: LaunchEvidence, frame: pd.DataFrame) -> pd.Series[float] | None:
+def sampled_at(launch: LaunchEvidence, frame: Frame) -> Column | None:
     """When each of these samples was taken, on the clock of rank 0's steps (s); NaN if unreadable.
 
     None where the steps have no wall clock. Raises a finding where the samples are of another
@@ -192,9 +188,7 @@ def sampled_at(launch: LaunchEvidence, frame: pd.DataFrame) -> pd.Series[float] 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
     """Mean utilization of the least busy GPU over the timed steps of all launches."""
     require_gpu(case, "has")
-    means, value, few = _busy(case, names)
-    if few:
-        return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
+    means, value = _busy(case, names)
     least = min(means, key=lambda index: means[index])
     text = f"least busy is GPU {least} with {means[least]:.0f} % in the timed steps"
     value = derived(value, name="gpu_utilisation", value=means[least], unit="%")
@@ -204,11 +198,9 @@ def utilisation(case: Case, names: Sequence[str]) -> Finding:
 def balance(case: Case, names: Sequence[str]) -> Finding:
     """Difference of mean utilization between the busiest and the least busy GPU."""
     require_gpu(case, "has")
-    means, value, few = _busy(case, names)
-    if len(means) < 2:
+    if case.profile.ranks < 2:
         return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
-    if few:
-        return inconclusive(Reason.TOO_FEW_SAMPLES, few, measurement=value)
+    means, value = _busy(case, names)
     spread = max(means.values()) - min(means.values())
     value = derived(value, name="gpu_imbalance", value=spread, unit="percentage points")
     each = ", ".join(f"GPU {index} {mean:.0f} %" for index, mean in means.items())
@@ -232,8 +224,11 @@ def headroom(case: Case, name: str) -> Finding:
     return against(value, case.limit("memory_headroom"), text)
 
 
-def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measurement, str]:
-    """Mean utilization of each GPU in the timed steps, where it is from, and what is too few."""
+def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measurement]:
+    """Mean utilization of each GPU in the timed steps, and where it is from.
+
+    Raises a finding where too few samples tell it.
+    """
     import pandas as pd
 
     parts, sources = [], []
@@ -241,28 +236,23 @@ def _busy(case: Case, names: Sequence[str]) -> tuple[dict[int, float], Measureme
     for name in names:
         launch, frame = _samples(case, name)
         gpus = gpus or {int(index) for index in frame["index"]}
-        timed = frame[_in_timed_steps(case, name, launch, frame)]
-        parts.append(timed)
-        count = len(timed)
-        kind = "gpu_samples"
-        sources.append(file_value(launch, kind, kind, float(count), "samples", n=count))
+        parts.append(_in_timed_steps(case, name, launch, frame))
+        sources.append(file_value(launch, "gpu_samples", "gpu_samples", 0.0, "samples"))
     every = pd.concat(parts)
-    counted = partial(derived, sources[0], name="gpu_samples", unit="samples", also=sources)
-    counts = {int(str(i)): int(n) for i, n in every["index"].value_counts().items()}
-    fewest = min(counts.get(gpu, 0) for gpu in gpus)
-    value = counted(value=float(fewest), n=max(1, len(every)))
+    fewest = min(int((every["index"] == gpu).sum()) for gpu in gpus)
+    value = derived(sources[0], value=float(fewest), n=max(1, len(every)), also=sources)
     if fewest < FEWEST:
         text = f"{fewest} samples of a GPU in the timed steps: too few to tell how busy it was"
-        return dict.fromkeys(sorted(gpus), math.nan), value, text
+        raise inconclusive(Reason.TOO_FEW_SAMPLES, text, measurement=value)
     means = {gpu: float(every.loc[every["index"] == gpu, "utilization_percent"].mean(skipna=False))
              for gpu in sorted(gpus)}  # fmt: skip
     if silent := [str(gpu) for gpu, mean in means.items() if math.isnan(mean)]:
         reason = f"nvidia-smi does not tell how busy GPU {', '.join(silent)} is (as under MIG)"
         raise missing(reason, *(one.path for one in sources))
-    return means, value, ""
+    return means, value
 
 
-def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
+def _samples(case: Case, name: str) -> tuple[LaunchEvidence, Frame]:
     """The samples of the GPUs that this launch's ranks used."""
     launch = case.completed(name)
     frame = launch.gpu_samples
@@ -283,10 +273,8 @@ def _samples(case: Case, name: str) -> tuple[LaunchEvidence, pd.DataFrame]:
     return launch, frame
 
 
-def _in_timed_steps(
-    case: Case, name: str, launch: LaunchEvidence, frame: pd.DataFrame
-) -> pd.Series[bool]:
-    """Which samples tell of nothing but the steps that the throughput rests on."""
+def _in_timed_steps(case: Case, name: str, launch: LaunchEvidence, frame: Frame) -> Frame:
+    """The samples that tell of nothing but the steps that the throughput rests on."""
     window = effective_rate(case.log(name)).window
     steps = launch.ranks[0].steps if launch.ranks else None
     seconds = sampled_at(launch, frame)
@@ -302,4 +290,4 @@ def _in_timed_steps(
     if last - latest > max(_SILENT_S, _SILENT_SHARE * (last - first)):
         reason = f"{name}: no samples in the last {last - latest:.1f} s of its timed steps"
         raise missing(reason, launch.path("gpu_samples"))
-    return timed
+    return frame[timed]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from phases.kit import OTHER_WORK_SHARE
 from phases.kit.case import Case
 from phases.kit.finding import (
     Finding,
@@ -19,17 +20,18 @@ from phases.kit.finding import (
     invalid,
     lost_heartbeats,
     passed,
+    skipped,
     warned,
 )
-from phases.kit.measure import log_value, rank_value
+from phases.kit.measure import file_value, log_value, rank_value
 from phases.kit.rows import Row, RowsOf, ends, first_problem
-from phases.machine import other_work
 from phases.machine.device_changes import device_changes
 from phases.training.as_planned import as_planned, effect_problem, slow_way, toggles_in_force
 from phases.training.balance import as_written, balanced, learned_from
 from phases.training.own import norms_not_finite, own_ranks
 from phases.training.plausible import alike, check_plausible, mfu_of
 from runbook.config import IDLE_MFU
+from runbook.folder.launch.documents import load_of
 from runbook.records import LaunchStatus, Outcome, Reason
 from runbook.records.evidence import TrainingLog
 
@@ -47,7 +49,7 @@ def training_rows(names: Callable[[Case], Sequence[str]]) -> tuple[Row, ...]:
         row.each("gradients", learned_from),
         row.each("oracle", as_written),
         row.each("devices", device_changes),
-        row.each("other_work", other_work),
+        row.each("other_work", _other_work),
     )
 
 
@@ -60,7 +62,8 @@ def _plausible(case: Case, name: str) -> Finding:
     if case.profile.own_trainer:
         return found
     log, env = case.log(name), case.env(name)
-    share = mfu_of(case, env, float((log.frame["tokens"] / log.frame["dt_s"]).median()))
+    rate = float((log.frame["tokens"] / log.frame["dt_s"]).median())
+    share = mfu_of(env, rate, case.profile.hardware.peak_tflops)
     if found.outcome is not Outcome.PASS or share is None or share >= IDLE_MFU:
         return found
     value = log_value(log, "mfu", share, "")
@@ -132,6 +135,26 @@ def toggles_row(names: Callable[[Case], Sequence[str]], *, but: Sequence[str] = 
         return passed("; ".join((text, *slow)), evidence=paths)
 
     return RowsOf("training", names).each("toggles_effective", one)
+
+
+def _other_work(case: Case, name: str) -> Finding:
+    """A warning where others took more of the CPUs than `OTHER_WORK_SHARE`.
+
+    SKIPPED where it was not recorded, or cannot be told: of a launch that was ended from here not
+    all processes are known to have been its own.
+    """
+    launch = case.launch(name)
+    load = load_of([launch.load])
+    if load is None:
+        why = (launch.load or {}).get("problem") or "the load was not recorded"
+        return skipped(Reason.NOTHING_COLLECTED, f"{name}: {why}")
+    if not launch.result.ok:
+        return skipped(Reason.NOTHING_COLLECTED, f"{name} did not finish")
+    value = file_value(launch, "load", "other_work", round(load.taken, 4), "of the CPUs")
+    if load.taken > OTHER_WORK_SHARE:
+        reason = f"{name}: {load}; more than {OTHER_WORK_SHARE:.0%} skews what is timed here"
+        return warned(reason, measurement=value)
+    return passed(f"{name}: {load}", measurement=value)
 
 
 def _ranks_alive(case: Case, name: str) -> Finding:

@@ -76,23 +76,21 @@ def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
 
 
 def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
-    work, effective = case.profile.workload_of(case.phase), env.get("effective") or {}
+    work = case.profile.workload_of(case.phase)
+    got = {**(env.get("effective") or {}), "device": (env.get("device") or {}).get("type")}
     wanted = {
         "seq_len": work.seq_len,
         "global_batch": work.global_batch,
         "accumulation": work.accumulation,
         "dtype": work.dtype,
         "tokens_per_step": work.tokens_per_step,
+        "device": case.profile.hardware.device,
     }
-    problems = [
-        f"{key}: wanted {value}, got {effective.get(key)}"
+    return [
+        f"{key}: wanted {value}, got {got.get(key)}"
         for key, value in wanted.items()
-        if effective.get(key) != value
+        if got.get(key) != value
     ]
-    device = (env.get("device") or {}).get("type")
-    if device != case.profile.hardware.device:
-        problems.append(f"device: wanted {case.profile.hardware.device}, got {device}")
-    return problems
 
 
 def data_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from nsa.contract import ENV_JSON
@@ -135,21 +136,11 @@ def _self_test(case: Case, name: str) -> Mapping[str, Any]:
     return found
 
 
-def _not_tested(case: Case, name: str) -> Finding | None:
-    """INCOMPLETE where nobody knows that the kernels of this launch are right on its GPU.
+def _untested(case: Case, name: str) -> str:
+    """In what the self-test on the GPU is not that of what was trained, or an empty string.
 
     The tests of preflight run small shapes; only the self-test runs those of the training.
     """
-    why = _untested(case, name) if case.profile.has_gpu else ""
-    if not why:
-        return None
-    paths = (case.launch(name).path("env"),)
-    reason = f"{name}: {why}"
-    return incomplete(Reason.NOTHING_COLLECTED, reason, evidence=paths, topic="untested")
-
-
-def _untested(case: Case, name: str) -> str:
-    """In what the self-test is not that of what was trained, or an empty string."""
     tested = _attention(case, name).get("self_test") or {}
     window, selected = _ways(case, name)
     work = case.profile.workload
@@ -167,7 +158,7 @@ def _untested(case: Case, name: str) -> str:
 
 
 def _self_tested(case: Case, name: str) -> Finding | None:
-    """What the trainer found wrong with its kernels; None where that is nothing."""
+    """What the trainer found wrong with its kernels, or that nobody knows; else None."""
     # What was left out may be the one that failed.
     whole(case.launch(name), f"{ENV_JSON}.attention", "env")
     bad = {
@@ -175,15 +166,17 @@ def _self_tested(case: Case, name: str) -> Finding | None:
         for kind, found in _self_test(case, name).items()
         if not found.get("agrees") or found.get("problems")
     }
+    paths = (case.launch(name).path("env"),)
     if not bad:
-        return _not_tested(case, name)
+        why = _untested(case, name) if case.profile.has_gpu else ""
+        untested = partial(incomplete, Reason.NOTHING_COLLECTED, evidence=paths, topic="untested")
+        return untested(f"{name}: {why}") if why else None
     ran = " and ".join(way for way in _ways(case, name) if way and way not in bad)
     told = "; ".join(
         f"{kind}: {', '.join((found.get('problems') or ('no reason given',))[:3])}"
         for kind, found in bad.items()
     )
     reason = f"{name}: the self-test rejected {told}; {ran or 'nothing else'} ran instead"
-    paths = (case.launch(name).path("env"),)
     if all(found.get("refused") for found in bad.values()):
         return warned(reason, evidence=paths, topic="self_test")
     return failed(Reason.MISMATCH, reason, evidence=paths, topic="self_test")

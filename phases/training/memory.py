@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import NamedTuple
 
 from phases.kit.case import Case
 from phases.kit.finding import Finding, failed, missing, whole
 from phases.kit.measure import against, decided, estimated, file_value, rank_value
 from runbook.folder import RESOURCES_CSV
 from runbook.records import Measurement, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, RankLog
+from runbook.records.evidence import Column, Frame, LaunchEvidence, RankLog
 from runbook.records.measurement import MIB_PER_GIB
-from runbook.stats import Decision
+from runbook.stats import Decision, FloatArray
 from runbook.stats.series import memory_plateau as projected
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pandas as pd
 
 # Where the limit is only shown the projection has none; the leak is still looked for.
 _UNLIMITED_MIB = 1e12
@@ -54,7 +49,7 @@ def with_memory(case: Case, name: str) -> LaunchEvidence:
     return launch
 
 
-def _readings(rank: RankLog) -> pd.DataFrame:
+def _readings(rank: RankLog) -> Frame:
     """Steps after which the rank told its memory."""
     import pandas as pd
 
@@ -98,7 +93,7 @@ def plateau_of(case: Case, rank: RankLog) -> Finding:
 
 def projected_plateau(
     case: Case,
-    mib: pd.Series[float],
+    mib: Column,
     readings: Measurement,
     *,
     who: str,
@@ -161,14 +156,12 @@ def _peak_mib(case: Case, rank: RankLog) -> float:
 # -- what is held besides --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Growth:
-    """What is held ever more, by how much, in words; `title` is its headline, where it has one."""
+class _Growth(NamedTuple):
+    """What is held ever more, by how much, and in words."""
 
     what: str
     more: float
     says: str
-    title: str = ""
 
 
 def resource_leak(case: Case, name: str) -> Finding | None:
@@ -186,20 +179,19 @@ def resource_leak(case: Case, name: str) -> Finding | None:
     steps_left = case.profile.workload.production_steps - float(looks["step"].max())
     problems = [
         *_not_told(looks, launch),
-        *_by_rank(looks, float(case.profile.workload.production_steps)),
+        *_by_rank(looks),
         *_in_files(looks, launch.launch.nproc, steps_left),
     ]
     if not problems:
         return None
     first = problems[0]
     reason = "; ".join(one.says for one in problems)
-    what, unit = first.what, "MiB" if first.what.endswith("_mib") else first.what
-    value = file_value(launch, "resources", f"{what}_growth", first.more, unit, n=len(looks))
+    unit, grown = "MiB" if first.what.endswith("_mib") else first.what, f"{first.what}_growth"
+    value = file_value(launch, "resources", grown, first.more, unit, n=len(looks))
     # Memory that is not told may be a leak too; which of both lies is the first question.
-    code, topic = (
-        (Reason.UNBALANCED, "accounts") if first.what == "rss_mib" else (Reason.LEAK, "held")
-    )
-    return failed(code, reason, measurement=value, topic=topic, title=first.title)
+    if first.what == "rss_mib":
+        return failed(Reason.UNBALANCED, reason, measurement=value, topic="accounts")
+    return failed(Reason.LEAK, reason, measurement=value, topic="held")
 
 
 def resource_words(case: Case, name: str) -> str:
@@ -209,7 +201,7 @@ def resource_words(case: Case, name: str) -> str:
     return "; descriptors, threads, children and files keep level, memory as the kernel shows it"
 
 
-def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
+def _looks(launch: LaunchEvidence) -> Frame | None:
     """Looks at ranks that step; None if there are too few of any rank."""
     if launch.resources is None or launch.resources.empty:
         return None
@@ -218,7 +210,7 @@ def _looks(launch: LaunchEvidence) -> pd.DataFrame | None:
     return stepping if len(counts) and counts.min() >= FEWEST_LOOKS else None
 
 
-def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[_Growth]:
+def _not_told(looks: Frame, launch: LaunchEvidence) -> Iterator[_Growth]:
     """Resident memory that the kernel shows and the rank's heartbeats do not."""
     for log in launch.ranks:
         own = looks[looks["rank"] == log.rank]
@@ -230,22 +222,16 @@ def _not_told(looks: pd.DataFrame, launch: LaunchEvidence) -> Iterator[_Growth]:
         quarter = len(gap) // 4
         grown = float(gap[-quarter:].min() - gap[quarter : 2 * quarter].max())
         if grown > TOLD_MIB:
-            yield _Growth(
-                what="rss_mib",
-                more=grown,
-                says=f"rank {log.rank} holds ever more memory that its heartbeats do not tell: "
-                f"{grown:.0f} MiB at least in the last half, allowed {TOLD_MIB:.0f} MiB",
-            )
+            text = f"{grown:.0f} MiB at least in the last half, allowed {TOLD_MIB:.0f} MiB"
+            what = "holds ever more memory that its heartbeats do not tell"
+            yield _Growth("rss_mib", grown, f"rank {log.rank} {what}: {text}")
         elif off := _off_level(seen, gap):
-            yield _Growth(
-                what="rss_mib",
-                more=off,
-                says=f"rank {log.rank} tells {abs(off):.0f} MiB {'less' if off > 0 else 'more'} "
-                f"than the {seen[-quarter:].mean():.0f} MiB that the kernel shows",
-            )
+            text = f"tells {abs(off):.0f} MiB {'less' if off > 0 else 'more'}"
+            shown = f"the {seen[-quarter:].mean():.0f} MiB that the kernel shows"
+            yield _Growth("rss_mib", off, f"rank {log.rank} {text} than {shown}")
 
 
-def _off_level(seen: npt.NDArray[np.float64], gap: npt.NDArray[np.float64]) -> float:
+def _off_level(seen: FloatArray, gap: FloatArray) -> float:
     """MiB seen beyond those told, where what is seen keeps level; 0 if they may differ."""
     import numpy as np
 
@@ -256,54 +242,37 @@ def _off_level(seen: npt.NDArray[np.float64], gap: npt.NDArray[np.float64]) -> f
     return off if spread < LEVEL_SPREAD * level and abs(off) > allowed else 0.0
 
 
-def _by_rank(looks: pd.DataFrame, production: float) -> Iterator[_Growth]:
+def _by_rank(looks: Frame) -> Iterator[_Growth]:
     for rank, own in looks.groupby("rank"):
         for column, words in _COUNTED.items():
             held = own[column].to_numpy(dtype=float)
             before, after = _late_levels(held)
             if after - before - _once(held) > FEW:
-                begin, end = _late_levels(own["step"].to_numpy(dtype=float))
-                pace = (after - before) / max(1.0, end - begin)
-                then = after + pace * max(0.0, production - end)
-                yield _Growth(
-                    what=column,
-                    more=after - before,
-                    says=f"rank {rank} holds ever more {words}: {before:.0f} in the third quarter, "
-                    f"{after:.0f} in the last, allowed {FEW:.0f} more",
-                    title=f"Rank {rank} holds ever more {words}: {after:.0f}, at this pace "
-                    f"{then:.0f} by the end of production.",
-                )
+                text = f"{before:.0f} in the third quarter, {after:.0f} in the last"
+                says = f"rank {rank} holds ever more {words}: {text}, allowed {FEW:.0f} more"
+                yield _Growth(column, after - before, says)
 
 
-def _in_files(looks: pd.DataFrame, ranks: int, steps_left: float) -> Iterator[_Growth]:
+def _in_files(looks: Frame, ranks: int, steps_left: float) -> Iterator[_Growth]:
     """Of all ranks together: /dev/shm keeps its level, and the folder grows as logs do."""
     both = looks.drop_duplicates("mono")
     half = both.iloc[len(both) // 2 :]
     steps = max(1.0, float(half["step"].iloc[-1] - half["step"].iloc[0]))
-    grown = {name: float(half[name].iloc[-1] - half[name].iloc[0]) for name in _IN_FILES}
-    rate = {name: more / steps for name, more in grown.items()}
-    if grown["shm_mib"] > SHM_SLACK_MIB:
-        yield _Growth(
-            what="shm_mib",
-            more=grown["shm_mib"],
-            says=f"files in /dev/shm grow by {rate['shm_mib']:.3g} MiB in each step "
-            f"({grown['shm_mib']:.0f} MiB in the last half, allowed {SHM_SLACK_MIB:.0f} MiB)",
-        )
+    shm, folder = (float(half[name].iloc[-1] - half[name].iloc[0]) for name in _IN_FILES)
+    if shm > SHM_SLACK_MIB:
+        text = f"({shm:.0f} MiB in the last half, allowed {SHM_SLACK_MIB:.0f} MiB)"
+        says = f"files in /dev/shm grow by {shm / steps:.3g} MiB in each step {text}"
+        yield _Growth("shm_mib", shm, says)
     allowed, free = LOGS_MIB * ranks, float(half["free_mib"].iloc[-1])
-    needed = rate["folder_mib"] * max(0.0, steps_left)
-    if grown["folder_mib"] <= 1.0:
-        return
-    if rate["folder_mib"] > allowed or needed > free:
-        yield _Growth(
-            what="folder_mib",
-            more=grown["folder_mib"],
-            says=f"the launch's folder grows by {rate['folder_mib']:.3g} MiB in each step without "
-            f"its checkpoints (allowed {allowed:.3g} MiB): {needed:.0f} MiB more to the last step "
-            f"of production, {free:.0f} MiB are free",
-        )
+    rate = folder / steps
+    needed = rate * max(0.0, steps_left)
+    if folder > 1.0 and (rate > allowed or needed > free):
+        grows = f"the launch's folder grows by {rate:.3g} MiB in each step without its checkpoints"
+        says = f"{grows} (allowed {allowed:.3g} MiB): {needed:.0f} MiB more to the last step of "
+        yield _Growth("folder_mib", folder, f"{says}production, {free:.0f} MiB are free")
 
 
-def _late_levels(held: npt.NDArray[np.float64]) -> tuple[float, float]:
+def _late_levels(held: FloatArray) -> tuple[float, float]:
     """The median level in the third quarter and in the last."""
     import numpy as np
 
@@ -311,7 +280,7 @@ def _late_levels(held: npt.NDArray[np.float64]) -> tuple[float, float]:
     return float(np.median(held[half:last])), float(np.median(held[last:]))
 
 
-def _once(held: npt.NDArray[np.float64]) -> float:
+def _once(held: FloatArray) -> float:
     """What was new from one look to the next, once: a first save opens a communicator's files.
 
     0 if it came again, at least half of it: then it is a trend.

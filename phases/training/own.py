@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from phases.kit.case import Case, once
 from phases.kit.finding import (
@@ -26,16 +25,12 @@ from phases.kit.measure import against, derived, file_value, log_value, rank_val
 from phases.kit.rows import needs_contract
 from phases.training.memory import projected_plateau
 from runbook.records import Measurement, Outcome, Reason
-from runbook.records.evidence import LaunchEvidence, TrainingLog
+from runbook.records.evidence import Frame, LaunchEvidence, TrainingLog
 from runbook.records.measurement import MIB_PER_GIB, TOKENS_PER_SECOND
 from runbook.records.own_trainer import OWN_PACE_TOLERANCE, PACE
+from runbook.stats import FloatArray
 from runbook.stats.series import FEWEST_ROWS, memory_plateau, outside_plateau
 from runbook.stats.throughput import step_times, warmup_cut
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pandas as pd
 
 # With this variable glibc gives every free block of 64 KiB and more back at once.
 _NONE_KEPT = ("MALLOC_MMAP_THRESHOLD_", "65536")
@@ -95,7 +90,7 @@ def _step_problems(log: TrainingLog, planned: int) -> list[str]:
     return []
 
 
-def _timed(log: TrainingLog) -> tuple[int, pd.DataFrame]:
+def _timed(log: TrainingLog) -> tuple[int, Frame]:
     """The rows after warm-up, and where they begin; raises where the log grew too seldom."""
 
     cut = max(1, warmup_cut(step_times(log)))
@@ -189,7 +184,7 @@ def _memory(launch: LaunchEvidence, gib: float) -> Measurement:
     return file_value(launch, "processes", "peak_memory", gib, "GiB", n=count)
 
 
-def processes_of(launch: LaunchEvidence) -> pd.DataFrame:
+def processes_of(launch: LaunchEvidence) -> Frame:
     if launch.processes is None or not len(launch.processes):
         raise missing(f"{launch.launch.name}: no process of it was seen", launch.path("processes"))
     return launch.processes
@@ -297,7 +292,7 @@ def own_learns(case: Case, name: str) -> Finding:
     return inconclusive(Reason.UNDECIDED, text, measurement=value)
 
 
-def diverged(losses: npt.NDArray[np.float64]) -> str:
+def diverged(losses: FloatArray) -> str:
     """How the loss diverged; empty where that is not sure. `losses` are finite, oldest first.
 
     Any loss may have any level, so that it is held against itself alone: every reading of the last

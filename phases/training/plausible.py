@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.toggles import TOGGLES
 from phases.kit import FLOOR_SLACK, LOSS_MOST, RATE_TOLERANCE, START_TOLERANCE, table
 from phases.kit.case import Case, once
-from phases.kit.finding import Finding, invalid, passed
+from phases.kit.finding import Finding, incomplete, invalid, passed
 from phases.kit.measure import log_value
 from phases.training.own import own_plausible
 from runbook.folder import facts
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence, TrainingLog
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+from runbook.stats import FloatArray
 
 # So many steps on different data cannot all have the same loss.
 _ALIKE = 3
@@ -143,7 +140,7 @@ def loss_problems(log: TrainingLog, effective: dict[str, Any], *, fresh: bool = 
     return problems
 
 
-def _floor_problems(losses: npt.NDArray[np.float64], floor: float) -> list[str]:
+def _floor_problems(losses: FloatArray, floor: float) -> list[str]:
     """A mean over the last window below the floor by more than its noise: the future was seen."""
     last = losses[-LOSS_WINDOW:]
     noise = 4.0 * float(last.std()) / math.sqrt(len(last))
@@ -155,16 +152,15 @@ def _floor_problems(losses: npt.NDArray[np.float64], floor: float) -> list[str]:
     return []
 
 
-def mfu_of(case: Case, env: Mapping[str, Any], toks_per_s: float) -> float | None:
+def mfu_of(env: Mapping[str, Any], toks_per_s: float, peak_tflops: float | None) -> float | None:
     """Share of all ranks' peak at this rate: rate x FLOPs per token / (peak x ranks).
 
-    None where the profile knows no peak or env.json no FLOPs per token.
+    None where no peak is known or env.json has no FLOPs per token.
     """
-    peak = case.profile.hardware.peak_tflops
     per_token = (env.get("effective") or {}).get("model_flops_per_token") or 0.0
-    if peak is None or not per_token > 0:
+    if peak_tflops is None or not per_token > 0:
         return None
-    return toks_per_s * per_token / (peak * 1e12 * int(env.get("world_size") or 1))
+    return toks_per_s * per_token / (peak_tflops * 1e12 * int(env.get("world_size") or 1))
 
 
 def differences(
@@ -184,6 +180,8 @@ def differences(
 
 def alike(case: Case, names: Sequence[str], *, but: Sequence[str] = ()) -> Finding:
     """PASS if all launches ran the same thing on the same machine, else INVALID with the keys."""
+    if not names:
+        return incomplete(Reason.NOT_RUN, "no launch was planned")
     found = {name: case.env(name) for name in names}
     paths = [case.launch(name).path("env") for name in names]
     first = names[0]

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.contract import Event
 from phases.kit import SEQUENTIAL_HANG_STEP
@@ -24,12 +24,9 @@ from phases.kit.measure import (
 )
 from runbook.accounts.model import other_selection
 from runbook.records import Measurement, Reason
-from runbook.records.evidence import LaunchEvidence
+from runbook.records.evidence import Frame, LaunchEvidence
 from runbook.stats.series import steady
 from runbook.stats.throughput import step_times
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # A stretch without readings is suspicious beyond so many of the usual ones.
 _GAP = 3
@@ -187,7 +184,7 @@ def selection(launch: LaunchEvidence) -> tuple[Measurement, ...]:
     return tuple(found)
 
 
-def _unread(frame: pd.DataFrame, after: int, steps: int, patience: float) -> str:
+def _unread(frame: Frame, after: int, steps: int, patience: float) -> str:
     """Why so few readings cannot show a collapse, or an empty string.
 
     As many are needed as mean one, and none missing: no stretch of steps without a reading may be

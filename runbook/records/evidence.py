@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
 
@@ -18,6 +18,10 @@ from runbook.records.measurement import Record
 if TYPE_CHECKING:
     import pandas as pd
 
+# A table, and a column of numbers: pandas is loaded only where one is made.
+Frame: TypeAlias = "pd.DataFrame"
+Column: TypeAlias = "pd.Series[float]"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowFile:
@@ -26,7 +30,7 @@ class RowFile:
     `legacy`: it has no header, as the older form.
     """
 
-    frame: pd.DataFrame
+    frame: Frame
     sha256: str
     legacy: bool = False
     dropped_rows: int = 0
@@ -104,7 +108,7 @@ class RankLog:
     clocks_back: int = 0
     proof: Mapping[str, Any] | None = None
     ending: Mapping[str, Any] = field(default_factory=dict)
-    steps: pd.DataFrame | None = None
+    steps: Frame | None = None
     beside: Mapping[int, frozenset[str]] = field(default_factory=dict)
     misshapen: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
@@ -160,8 +164,8 @@ class LaunchEvidence:
     result: LaunchResult
     files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     training: TrainingLog | None = None
-    gates: pd.DataFrame | None = None
-    val: pd.DataFrame | None = None
+    gates: Frame | None = None
+    val: Frame | None = None
     ranks: tuple[RankLog, ...] = ()
     env: Mapping[str, Any] | None = None
     config: Mapping[str, Any] | None = None
@@ -170,14 +174,14 @@ class LaunchEvidence:
     ceilings: Mapping[str, Any] | None = None
     junit: JUnitReport | None = None
     console_lines: tuple[str, ...] = ()
-    gpu_samples: pd.DataFrame | None = None
+    gpu_samples: Frame | None = None
     devices_before: Mapping[str, Any] | None = None
     devices_after: Mapping[str, Any] | None = None
     checkout: Mapping[str, Any] | None = None
     kernel_log: Mapping[str, Any] | None = None
     load: Mapping[str, Any] | None = None
-    processes: pd.DataFrame | None = None
-    resources: pd.DataFrame | None = None
+    processes: Frame | None = None
+    resources: Frame | None = None
     last_steps: Mapping[int, int | None] = field(default_factory=dict)
     halted: bool = False
     aside: tuple[SetAside, ...] = ()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from reports.view import permit_of
+from reports.view import following
 from runbook.config.load import load_profile
 from runbook.config.plan import load_plan, with_plan
 from runbook.config.settings import parse_settings
@@ -99,7 +99,8 @@ def test_production_may_start_behind_a_go_by_whose_rate_time_and_cost_are_told(
 def test_what_a_go_prints_for_production_starts_it(go: tuple[Path, str]) -> None:
     """Typed as its page has it, and interrupted as soon as something is started."""
     folder, run = go
-    line = permit_of(load_record(folder / "runs" / run)).command
+    (step,) = following(load_record(folder / "runs" / run), ())
+    line = step.command
     assert line.startswith("runbook launch --profile ")
     with subprocess.Popen(
         [sys.executable, "-P", "-m", *shlex.split(line)], cwd=folder, text=True,

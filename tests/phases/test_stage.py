@@ -260,7 +260,7 @@ def leg(name: str, *, at: float, lasts: float, first: int, ends: list[float]) ->
 
 def parts(*legs: LaunchEvidence) -> dict[str, float]:
     time = time_of(legs)
-    assert not time.wrong
+    assert not time.below_zero
     names = ("steps", "pauses", "starting", "lost", "waiting", "wall")
     return {name: round(getattr(time, name), 6) for name in names}
 
@@ -298,13 +298,13 @@ SOON = SetAside(folder="f", began=T0 + 25, first_step=T0 + 60, ended=T0 + 30)
 
 
 @pytest.mark.parametrize(("second", "told"), [
-    (replace(TWO, result=ONE.result), "ran at once"),
-    (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0] * 6), "own times are longer"),
-    (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0, 40.0, 55.0]), "the harness saw"),
-    (replace(TWO, aside=(SOON,)), "before its first step"),
+    (replace(TWO, result=ONE.result), "waiting"),
+    (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0] * 6), "pauses"),
+    (leg("leg2", at=100.0, lasts=15.0, first=5, ends=[9.0, 40.0, 55.0]), "starting"),
+    (replace(TWO, aside=(SOON,)), "lost"),
 ])  # fmt: skip
 def test_where_clocks_disagree_it_is_told(second: LaunchEvidence, told: str) -> None:
-    assert any(told in text for text in time_of([ONE, second]).wrong)
+    assert told in time_of([ONE, second]).below_zero
 
 
 def test_a_leg_without_steps_has_no_goodput() -> None:

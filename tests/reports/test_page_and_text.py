@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from phases.stage import TrainingStage
-from reports.pages import Figure, figures
-from reports.summary import KEYS, TABLE_PHASES, summarize
+from reports.pages import KEYS, TABLE_PHASES, Figure, figures, key_numbers
 from reports.text import html_told, markdown_told
 from reports.view import build_view
 from runbook.config import registry
@@ -87,7 +86,7 @@ def planned_launch() -> RunRecord:
 def test_a_launch_by_a_plan_has_its_own_numbers_and_the_health_of_the_selection() -> None:
     """Requirement G10; a number that decides nothing says so."""
     record = planned_launch()
-    found = {one.label: one for one in summarize(build_view(record)).numbers}
+    found = {one.label: one for one in key_numbers(record)}
     assert found["Throughput"].id == "smoke.throughput" and found["Throughput"].limit
     blocks, forced = found["Blocks that a query attends to"], found["Forced part of these blocks"]
     assert (blocks.value, blocks.limit, blocks.gated) == ("12.25 blocks", "", False)

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from phases.machine.devices import _OLDEST_DRIVER
+from phases.machine import _OLDEST_DRIVER
 from tests.factory.programs import program
 
 ROOT = Path(__file__).resolve().parents[2]
