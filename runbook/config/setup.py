@@ -195,7 +195,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
     `profile` replaces the one it used; `named` is how a person names that one.
     """
     kept = record.options
-    before = Invocation.recorded(record.profile, record.settings, kept)
+    before = record.invocation
     asked = vars(before) | {"profile": named or (profile.name if profile else before.profile)}
     options = RunOptions(
         **asked,

@@ -17,7 +17,7 @@ from runbook.errors import RunbookError
 from runbook.files import write_atomic
 from runbook.folder import ENDS, Event, as_it_writes
 from runbook.records import THE_RUN, ArtifactRecord, PhaseRecord, RunRecord, Verdict, judge_run
-from runbook.records.run import Invocation, Repeated, Screen
+from runbook.records.run import Repeated, Screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def assemble(
         known=known,
         asked_for=asked_for,
         interrupted=signal,
-        invocation=Invocation.recorded(record.profile, record.settings, record.options),
+        invocation=record.invocation,
     )
     order = list(known)
     whole = sorted(
