@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,7 +75,6 @@ class RunOptions(Invocation):
 class Setup:
     """Options resolved: the profile, the settings, the phases in running order.
 
-    `planned` are their launches as far as they are known before anything ran, for estimates.
     `refused` says why the plan may not be started; it can still be shown.
     `package` is the digest of the package under test as the run began, `package_path` its folder.
     """
@@ -83,7 +83,6 @@ class Setup:
     profile: Profile
     settings: Settings
     phases: tuple[Phase, ...]
-    planned: tuple[Launch, ...] = ()
     refused: str = ""
     package: str = ""
     package_path: str = ""
@@ -137,6 +136,11 @@ class Setup:
         context = self.context({})
         return [(phase, phase.plan(context)) for phase in self.phases]
 
+    @cached_property
+    def planned(self) -> tuple[Launch, ...]:
+        """These launches."""
+        return tuple(launch for _, launches in self.plan() for launch in launches)
+
     @property
     def cuda_exports(self) -> dict[str, str]:
         """What launches set for CUDA itself, such as the visible devices."""
@@ -171,12 +175,6 @@ class Setup:
         """The digest of that document."""
         text = json.dumps(self.profile_document(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
-
-
-def with_launches(setup: Setup) -> Setup:
-    """The setup with the launches of its phases."""
-    launches = tuple(launch for _, planned in setup.plan() for launch in planned)
-    return replace(setup, planned=launches)
 
 
 def phase_problems(profile: Profile, phases: Sequence[Phase]) -> list[str]:
@@ -220,11 +218,6 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
         package=record.environment.get(PACKAGE, ""),
         package_path=record.environment.get(PACKAGE_PATH, ""),
     )
-
-
-def setup_to_resume(record: RunRecord) -> Setup:
-    """The setup of a run that goes on, with its plan."""
-    return with_launches(setup_of_record(record))
 
 
 class Nightly(Record):

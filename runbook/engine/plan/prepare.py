@@ -26,7 +26,7 @@ from runbook.config.plan import phases_without_board
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.registry import Phase, select
 from runbook.config.settings import parse_settings
-from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
+from runbook.config.setup import RunOptions, Setup, phase_problems
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan import config_of, planned_problems
 from runbook.errors import UsageError, choice_for
@@ -236,7 +236,7 @@ def prepare(options: RunOptions) -> Setup:
     )
     if problems := planned_problems(setup):
         raise UsageError(problems)
-    return with_launches(setup)
+    return setup
 
 
 @contextmanager
