@@ -175,7 +175,7 @@ def verify_run(
     return Verification(
         run_id=record.run_id,
         fingerprint=digest,
-        files=sum(1 for _ in manifest.run_files(run_root)),
+        files=len(manifest.files_by_name(run_root)),
         checks=len(record.checks()),
         measurements=sum(len(phase.measurements) for phase in record.phases)
         + sum(check.measurement is not None for check in record.checks()),
