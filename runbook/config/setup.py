@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -229,7 +228,7 @@ class Nightly(Record):
     why: str = Field(min_length=1)
 
 
-def load_nightly(path: Path | None = None) -> Nightly:
-    """The pin in a file, or the shipped one. Raises UsageError with everything that is wrong."""
-    path = path or data_path("configs") / "nightly.yaml"
+def load_nightly() -> Nightly:
+    """The shipped pin. Raises UsageError with everything that is wrong."""
+    path = data_path("configs") / "nightly.yaml"
     return validated(Nightly, read_mapping("nightly", path), str(path))

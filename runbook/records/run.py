@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_OUT, DEFAULT_PLAN, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
-from runbook.records.launch import Launch, LaunchResult, with_option
+from runbook.records.launch import Launch, LaunchResult
 from runbook.records.measurement import (
     Check,
     Measurement,
@@ -380,8 +380,8 @@ def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def edited(line: str, *, without: Iterable[str] = (), profile: str = "") -> str:
-    """A printed line of an invocation without these settings, or with another profile.
+def edited(line: str, *, without: Iterable[str]) -> str:
+    """A printed line of an invocation without these settings.
 
     A line in which there is nothing to change, or that is none, stays as it is.
     """
@@ -396,7 +396,6 @@ def edited(line: str, *, without: Iterable[str] = (), profile: str = "") -> str:
             kept.append(word)
         elif value.partition("=")[0] not in names:
             kept += [word, value]
-    kept = with_option(kept, "--profile", profile) if profile else kept
     return line if kept == whole else shlex.join(kept)
 
 
