@@ -10,6 +10,7 @@ from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
 from runbook.engine import read_phase
 from runbook.engine.derive import SoFar, derive_record, so_far
+from runbook.engine.earlier.standing import require_standing
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
 from runbook.engine.starting import extend, follows_plan, keep_aside, left_open, repeat
@@ -62,6 +63,10 @@ def resume_run(
             extend(journal, record, added, command, make_setup)
             record = derive_record(journal.events)
         setup = make_setup(record)
+        # Before anything is written, so that a refusal leaves the run as it was.
+        require_standing(
+            setup, run_root.parent, so_far(journal.events).finished.keys() - set(again)
+        )
         for name in again:
             before = next(phase for phase in record.phases if phase.name == name)
             repeat(journal, before, only_unfinished=follows_plan(record))

@@ -21,7 +21,7 @@ from runbook.config.plan import load_plan, with_plan
 from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions, Setup
 from runbook.engine import earlier
-from runbook.engine.earlier.standing import Standing, find_standing
+from runbook.engine.earlier.standing import Standing, find_standing, require_standing
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.plan.progress import pace_of_the_go
 from runbook.engine.scope import caveats_of
@@ -253,6 +253,14 @@ def test_a_newer_no_go_of_another_configuration_takes_no_ground(
     env = tmp_path / "runs" / name / "baseline/run1/env.json"
     edited(env, lambda document: document["config"]["train"].update(lr=9.0))
     assert found(go, out=tmp_path / "runs").run_id == go[1]
+
+
+def test_a_launch_that_goes_on_looks_at_its_go_again(go: tuple[Path, str], tmp_path: Path) -> None:
+    setup = asked(go)
+    require_standing(setup, go[0] / "runs", ())
+    require_standing(setup, tmp_path, {"production"})
+    with pytest.raises(UsageError, match=f"{go[1]}, behind which this launch began, is none any"):
+        require_standing(setup, tmp_path, {"smoke"})
 
 
 @table(__file__, "stands_on")

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from runbook.launch.command import resolve_config
 from runbook.records import RunRecord, Verdict
 
 if TYPE_CHECKING:
-    from runbook.config.setup import RunOptions
+    from runbook.config.setup import RunOptions, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +95,32 @@ def find_standing(
     return Standing(left_out=left_out)
 
 
+def require_standing(setup: Setup, out: Path, done: Container[str]) -> None:
+    """Raise `UsageError` unless the GO that a launch began behind is there as it was.
+
+    Asked where a launch goes on: its config and code are those that it began with, so only the GO
+    can have changed. `done`: phases that have finished.
+    """
+    profile, names = setup.profile, [phase.name for phase in setup.phases]
+    left = [name for name in needing_go(profile, names) if name not in done]
+    if not left or profile.plan is None or not profile.plan.go:
+        return
+    run_id, _, said = profile.plan.go.partition(": ")
+    try:
+        record = manifest.go_record(out / run_id)
+        if record is None:
+            raise manifest.DamagedRunError("it is gone, or no longer a GO")
+        if record.said != said:
+            raise manifest.DamagedRunError(f"it says {record.said} now, and said {said}")
+        _verify(out / run_id)
+    except (RunbookError, OSError) as error:
+        raise UsageError(
+            f"{left[0]} starts only behind a GO, and {run_id}, behind which this launch began, "
+            f"is none any more: {error}",
+            hint="put its folder back, or validate the machine and begin a new launch",
+        ) from error
+
+
 def _launched(record: RunRecord) -> bool:
     phases = record.profile_document.get("phases")
     found = phases.values() if isinstance(phases, Mapping) else ()
@@ -142,12 +168,16 @@ def _check(
         differ.append(f"its launches trained models of {told} parameters")
     if differ:
         raise RunbookError(", ".join(differ[: earlier.NAMED]))
-    # All has to be as the run wrote it, and to give its numbers again.
+    _verify(folder)
+    count = counts.pop()
+    return count if isinstance(count, int) else 0
+
+
+def _verify(folder: Path) -> None:
+    """Raise `DamagedRunError` unless all is as the run wrote it, and gives its numbers again."""
     if found := verify_run(folder).differences:
         more = f" (and {len(found) - 1} more; runbook verify tells them)" if found[1:] else ""
         raise manifest.DamagedRunError(f"{found[0]}{more}")
-    count = counts.pop()
-    return count if isinstance(count, int) else 0
 
 
 def planned_profile(
