@@ -17,7 +17,7 @@ from reports.text import one_line
 from runbook.engine.starting import left_open
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.measurement import WORST_FIRST
-from runbook.records.run import Invocation, Step
+from runbook.records.run import Step
 from runbook.text import how_many, listed, short_caveat
 
 _SHORT_COMMIT = 7
@@ -98,7 +98,7 @@ def _valid(record: RunRecord) -> str:
 
 def run_folder(record: RunRecord) -> str:
     """The run's folder as a word of a command: where the run was told to put it."""
-    out = Invocation.recorded(record.profile, {}, record.options).out
+    out = record.invocation.out
     return shlex.quote(f"{out}/{record.run_id}")
 
 

@@ -18,9 +18,9 @@ from benchmarks.planted.copy import ROOT
 JUDGES = (
     "phases/**/*.py",
     "runbook/accounts/**/*.py",
+    "runbook/engine/verify.py",
     "runbook/folder/**/*.py",
     "runbook/stats/**/*.py",
-    "runbook/engine/intact.py",
 )
 # These two need arguments, and put names in the place of other names.
 NOT_USED = ("core/VariableReplacer", "core/VariableInserter")

@@ -402,9 +402,7 @@ class Event(StrEnum):
     )
 
 
-# Of the first weights: multiples of a piece's root mean square up to which its elements are
-# counted, and how many of its first elements tell their signs.
-WEIGHT_CUTS = (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5)
+# Of the first weights: how many of a piece's first elements tell their signs.
 WEIGHT_SIGNS = 64
 
 

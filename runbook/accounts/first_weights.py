@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Any
 
-from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
+from nsa.contract import WEIGHT_SIGNS
 from runbook.records.evidence import RankLog
 
 DEVIATION = 0.02
@@ -138,27 +137,25 @@ def _told(rank: RankLog) -> Mapping[str, Mapping[str, Any]]:
 
 def _odd(told: Mapping[str, Any], group: Group) -> str:
     """In what the pieces of a group do not begin as they have to: the first that does not."""
-    names = ("n", "mean", "rms", "least", "most", "below", "signs")
+    names = ("n", "mean", "rms", "least", "most", "signs")
     columns = [told.get(name) or () for name in names]
     if any(len(column) != group.pieces or None in column for column in columns):
         return f"as {len(columns[0])} pieces that are told of, the config has {group.pieces}"
-    for number, (n, mean, rms, least, most, below, _) in enumerate(zip(*columns, strict=True)):
+    for number, (n, mean, rms, least, most, _) in enumerate(zip(*columns, strict=True)):
         where = f" (layer {number})" if group.pieces > 1 else ""
-        if n != group.size or len(below) != len(WEIGHT_CUTS) or None in below:
+        if n != group.size:
             text = f"with {n} elements, the config has {group.size}"
         elif group.deviation is None:
             text = f"between {least:.4g} and {most:.4g}, has to be {group.constant:g}"
             text = "" if least == most == group.constant else text
         else:
-            text = _not_drawn(n, mean, rms, max(-least, most), below, group.deviation)
+            text = _not_drawn(n, mean, rms, max(-least, most), group.deviation)
         if text:
             return text + where
     return ""
 
 
-def _not_drawn(
-    n: int, mean: float, rms: float, largest: float, below: Sequence[int], deviation: float
-) -> str:
+def _not_drawn(n: int, mean: float, rms: float, largest: float, deviation: float) -> str:
     """What of a piece no sample of its normal distribution has, or an empty string."""
     # Tails of a sum of squares (Laurent and Massart 2000, lemma 1).
     up, down = 2 * math.sqrt(_NATS / n) + 2 * _NATS / n, 2 * math.sqrt(_NATS / n)
@@ -169,15 +166,7 @@ def _not_drawn(
     most = deviation * math.sqrt(2 * _NATS / n)
     if not abs(mean) <= most:
         return f"with a mean of {mean:.4g}, has to be 0 within {most:.4g}"
-    # Any sample's distribution function (Dvoretzky, Kiefer and Wolfowitz; Massart 1990).
-    allowed = math.sqrt(_NATS / (2 * n))
-    for cut, count in zip(WEIGHT_CUTS, below, strict=True):
-        wanted = NormalDist(sigma=deviation).cdf(cut * rms)
-        if not abs(count / n - wanted) <= allowed:
-            return (
-                f"with {count / n:.3f} of its elements up to {cut * rms:.4g}, a normal one has "
-                f"{wanted:.3f} within {allowed:.3f}"
-            )
+    # Neither a heavier tail, nor one that is cut off as a uniform distribution's is.
     beyond = n * math.erfc(largest / deviation / math.sqrt(2))
     if not CHANCE <= beyond <= _NATS:
         return (

@@ -63,7 +63,7 @@ def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
     A link in the run's folder, through which files of another place would be read, is a change.
     """
     from nsa.contract import CHECKPOINTS_DIR
-    from runbook.engine.intact import doubt
+    from runbook.engine.derive import doubt
     from runbook.folder.manifest import LINK, changed_artifacts, load_record, strange_entries
 
     record = load_record(folder)
@@ -199,7 +199,7 @@ def _record(folder: Path) -> RunRecord | None:
 
 
 def _finished(folder: Path) -> Found:
-    from runbook.engine.intact import doubt
+    from runbook.engine.derive import doubt
 
     name, record = shlex.quote(str(folder)), _record(folder)
     if not (folder / RECORD_FILE).is_file():

@@ -71,7 +71,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
       runbook report 20261121T010203Z-840303b --format junit > junit.xml
     exit codes: 0 whatever the verdict, 2 usage, 3 the run still goes on, or run.json changed since
     """
-    from runbook.engine.intact import untrusted
+    from runbook.engine.derive import untrusted
 
     folder = find_run(args.run_name, args.out)
     fmt, running = args.format or _DEFAULT_FORMAT, running_line(folder)
@@ -172,7 +172,7 @@ def judge(args: argparse.Namespace, console: Console) -> int:
     """
     from runbook.config.load import load_profile, load_profile_document
     from runbook.config.setup import setup_of_record
-    from runbook.engine.intact import untrusted
+    from runbook.engine.derive import untrusted
     from runbook.engine.verify import judged
 
     folder = find_run(args.run_name, args.out)

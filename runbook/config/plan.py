@@ -111,15 +111,6 @@ def without_board(plan: Plan) -> Plan:
     return plan.model_copy(update={"phases": phases})
 
 
-def phases_without_board(profile: Profile) -> list[str]:
-    """The phases whose plan has TensorBoard, and which go without it."""
-    return [
-        name
-        for name, one in profile.phases.items()
-        if one.env.get(BOARD_TOGGLE) and one.env[BOARD_TOGGLE].source.startswith(NO_BOARD)
-    ]
-
-
 def _read(document: Mapping[str, Any], *, where: str) -> Plan:
     phases = document.get("phases")
     if isinstance(phases, dict):

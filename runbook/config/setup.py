@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field
@@ -74,7 +74,6 @@ class RunOptions(Invocation):
 class Setup:
     """Options resolved: the profile, the settings, the phases in running order.
 
-    `planned` are their launches as far as they are known before anything ran, for estimates.
     `refused` says why the plan may not be started; it can still be shown.
     `package` is the digest of the package under test as the run began, `package_path` its folder.
     """
@@ -83,7 +82,6 @@ class Setup:
     profile: Profile
     settings: Settings
     phases: tuple[Phase, ...]
-    planned: tuple[Launch, ...] = ()
     refused: str = ""
     package: str = ""
     package_path: str = ""
@@ -137,6 +135,11 @@ class Setup:
         context = self.context({})
         return [(phase, phase.plan(context)) for phase in self.phases]
 
+    @cached_property
+    def planned(self) -> tuple[Launch, ...]:
+        """These launches."""
+        return tuple(launch for _, launches in self.plan() for launch in launches)
+
     @property
     def cuda_exports(self) -> dict[str, str]:
         """What launches set for CUDA itself, such as the visible devices."""
@@ -173,12 +176,6 @@ class Setup:
         return hashlib.sha256(text.encode()).hexdigest()
 
 
-def with_launches(setup: Setup) -> Setup:
-    """The setup with the launches of its phases."""
-    launches = tuple(launch for _, planned in setup.plan() for launch in planned)
-    return replace(setup, planned=launches)
-
-
 def phase_problems(profile: Profile, phases: Sequence[Phase]) -> list[str]:
     """The phases of which the profile says nothing, each in a line."""
     known = ", ".join(profile.phases)
@@ -195,7 +192,7 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
     `profile` replaces the one it used; `named` is how a person names that one.
     """
     kept = record.options
-    before = Invocation.recorded(record.profile, record.settings, kept)
+    before = record.invocation
     asked = vars(before) | {"profile": named or (profile.name if profile else before.profile)}
     options = RunOptions(
         **asked,
@@ -222,11 +219,6 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
     )
 
 
-def setup_to_resume(record: RunRecord) -> Setup:
-    """The setup of a run that goes on, with its plan."""
-    return with_launches(setup_of_record(record))
-
-
 class Nightly(Record):
     """What the nightly compares with, changed by hand: a commit in full, the profile, and why."""
 
@@ -236,7 +228,7 @@ class Nightly(Record):
     why: str = Field(min_length=1)
 
 
-def load_nightly(path: Path | None = None) -> Nightly:
-    """The pin in a file, or the shipped one. Raises UsageError with everything that is wrong."""
-    path = path or data_path("configs") / "nightly.yaml"
+def load_nightly() -> Nightly:
+    """The shipped pin. Raises UsageError with everything that is wrong."""
+    path = data_path("configs") / "nightly.yaml"
     return validated(Nightly, read_mapping("nightly", path), str(path))

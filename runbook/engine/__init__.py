@@ -29,6 +29,7 @@ from runbook.records.evidence import Fact, PhaseEvidence
 from runbook.records.run import Invocation, Ran
 
 _SHOWN = 2
+_WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
 
 
 def phase_outcome(checks: Iterable[Check]) -> Outcome:
@@ -174,6 +175,13 @@ def what_it_reads(
     for name in phase.reads:
         chosen |= choices.get(name, {})
     return chosen, {name: evidence[name] for name in phase.reads if name in evidence}
+
+
+def was_judged(record: PhaseRecord) -> bool:
+    """Has the phase a judgement of its own, so that it can be judged again?"""
+    if not record.started_at or not record.checks:
+        return False
+    return not all(check.code in _WITHOUT_JUDGEMENT for check in record.checks)
 
 
 def is_as_planned(phase: Phase, context: PlanContext, record: PhaseRecord) -> bool:

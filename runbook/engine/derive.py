@@ -1,10 +1,12 @@
 """run.json from the journal, and what follows from it: its reports, and what a full disk refused.
 
-The record is a pure function of the events, however many there are so far.
+The record is a pure function of the events, however many there are so far. Does a record follow
+from its journal? `doubt` is the quick look, which every command asks before it repeats a verdict.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +17,20 @@ from runbook.engine import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
 from runbook.files import write_atomic
-from runbook.folder import ENDS, Event, as_it_writes
+from runbook.folder import (
+    ENDS,
+    EVENTS_FILE,
+    MANIFEST_FILE,
+    RECORD_FILE,
+    Event,
+    as_it_writes,
+    read_events,
+    running_text,
+)
+from runbook.folder.facts import differences
+from runbook.folder.manifest import files_by_name, read_manifest, record_is_changed
 from runbook.records import THE_RUN, ArtifactRecord, PhaseRecord, RunRecord, Verdict, judge_run
-from runbook.records.run import Invocation, Repeated, Screen
+from runbook.records.run import Repeated, Screen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +151,7 @@ def assemble(
         known=known,
         asked_for=asked_for,
         interrupted=signal,
-        invocation=Invocation.recorded(record.profile, record.settings, record.options),
+        invocation=record.invocation,
     )
     order = list(known)
     whole = sorted(
@@ -217,3 +230,77 @@ def _remedied(phase: PhaseRecord) -> PhaseRecord:
         for check in phase.checks
     )
     return phase.model_copy(update={"checks": checks})
+
+
+_LONGEST = 120
+
+
+def differing_fields(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """`field: recorded X, recomputed Y` for every leaf that differs."""
+    return [
+        f"{key}: recorded {_short(one)}, recomputed {_short(other)}"
+        for key, one, other in differences(old, new)
+    ]
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def journal_problems(run_root: Path, record: RunRecord) -> list[str]:
+    """The record against the one that its journal gives."""
+    path = run_root / EVENTS_FILE
+    try:
+        events, whole = read_events(path)
+        derived = derive_record(events)
+    except (RunbookError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return [f"{EVENTS_FILE}: {error}"]
+    problems = [f"{EVENTS_FILE}: torn last line"] if whole != path.stat().st_size else []
+    # As words: no NaN equals itself, and a check that could not be computed may have one.
+    old, new = (json.loads(one.model_dump_json()) for one in (record, derived))
+    for name in ("phases", "artifacts"):
+        if old.pop(name) != new.pop(name):
+            problems.append(f"{RECORD_FILE}: {name} differ from those in {EVENTS_FILE}")
+    return problems + [f"{RECORD_FILE}: {text}" for text in differing_fields(old, new)]
+
+
+def doubt(run_root: Path, record: RunRecord) -> str:
+    """Why nothing that run.json says may be repeated, to stand after its name; empty if it may.
+
+    A run that ended has a manifest with the digest of run.json, and a journal that gives its
+    verdict. One that goes on has no manifest yet, and a record that was sent on, alone or with its
+    reports, has nothing beside it.
+    """
+    if (run_root / MANIFEST_FILE).is_file():
+        changed = f"is another file than its {MANIFEST_FILE} has"
+        return changed if record_is_changed(run_root) else _contradiction(run_root, record)
+    accepts = record.verdict in (Verdict.GO, Verdict.PARTIAL)
+    if not (record.finished_at or accepts) or running_text(run_root):
+        return ""
+    if files_by_name(run_root).keys() <= {RECORD_FILE, *registry.report_files().values()}:
+        return ""
+    return f"has no {MANIFEST_FILE} beside it (removed, or cut off: --resume)"
+
+
+def _contradiction(run_root: Path, record: RunRecord) -> str:
+    path = run_root / EVENTS_FILE
+    if not path.is_file():
+        gone = EVENTS_FILE in read_manifest(run_root / MANIFEST_FILE)
+        return f"lies without the {EVENTS_FILE} that its {MANIFEST_FILE} lists" if gone else ""
+    try:
+        given = derive_record(read_events(path)[0]).verdict
+    except RunbookError as error:
+        return f"cannot be held against its journal ({error})"
+    return "" if given is record.verdict else f"contradicts its {EVENTS_FILE}, which gives {given}"
+
+
+def untrusted(record: RunRecord, why: str) -> RunRecord:
+    """The record where there is a `doubt`: no verdict of it counts.
+
+    What else it holds stays, to be looked at.
+    """
+    reason = f"{RECORD_FILE} {why}: nothing in it can be trusted"
+    reasons = (f"{reason}; see runbook verify {record.run_id}", *record.reasons)
+    fields = {"verdict": Verdict.INCOMPLETE, "reasons": reasons}
+    return record.model_copy(update=fields)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runbook import __version__
 from runbook.config.registry import report_files
-from runbook.config.setup import Setup, setup_to_resume
+from runbook.config.setup import Setup, setup_of_record
 from runbook.engine import read_phase
 from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
@@ -30,7 +30,7 @@ def resume_run(
     run_root: Path,
     *,
     observer: Observer,
-    make_setup: Callable[[RunRecord], Setup] = setup_to_resume,
+    make_setup: Callable[[RunRecord], Setup] = setup_of_record,
     added: str = "",
     command: str = "",
 ) -> RunRecord:

@@ -16,9 +16,8 @@ from runbook.checkout import how_to_call
 from runbook.config import registry
 from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup
-from runbook.engine import is_as_planned, judged_anew, read_phase, what_it_reads
+from runbook.engine import is_as_planned, judged_anew, read_phase, was_judged, what_it_reads
 from runbook.engine.derive import NOT_WRITTEN, derive_record, refused, so_far, write_reports
-from runbook.engine.intact import was_judged
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.plan import config_before
 from runbook.engine.plan.progress import Forecaster, pace_of_the_go

@@ -7,24 +7,29 @@ limits it gets another record (`judged`).
 from __future__ import annotations
 
 import html
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import ENV_JSON
 from nsa.contract.digests import sha256_of
 from runbook.config import registry
+from runbook.config.extends import is_file
+from runbook.config.load import is_shipped, load_profile
 from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup, setup_of_record
-from runbook.engine import intact, judged_anew, read_phase, what_it_reads
-from runbook.engine.derive import assemble, render
+from runbook.engine import is_as_planned, judged_anew, read_phase, was_judged, what_it_reads
+from runbook.engine.derive import assemble, differing_fields, journal_problems, render
 from runbook.files import read_bytes
-from runbook.folder import RECORD_FILE, manifest
-from runbook.folder.facts import read_facts
+from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON, manifest
+from runbook.folder.facts import read_facts, redact_variables, shown_fact
+from runbook.folder.launch.documents import read_json_object
 from runbook.folder.manifest import folder_problems
 from runbook.machine.identity import CODE, code_digest
-from runbook.records import Outcome, PhaseRecord, RunRecord
+from runbook.records import LaunchEntry, Outcome, PhaseRecord, RunRecord
 from runbook.records.evidence import PhaseEvidence
 
 # Lists of a phase: the field, what one entry is called, and what names it.
@@ -51,7 +56,7 @@ def compare_phases(recorded: PhaseRecord, recomputed: PhaseRecord) -> list[str]:
     new = _but_for_rounding(old, new)
     for field, kind, key in _LISTS:
         problems += _rows(recorded.name, kind, old.pop(field), new.pop(field), key)
-    problems += [f"{recorded.name}.{text}" for text in intact.differing_fields(old, new)]
+    problems += [f"{recorded.name}.{text}" for text in differing_fields(old, new)]
     return problems
 
 
@@ -66,9 +71,7 @@ def _compare_records(recorded: RunRecord, again: RunRecord) -> list[str]:
     old_rest, new_rest = (
         one.model_dump(mode="json", exclude={"phases"}) for one in (recorded, again)
     )
-    return problems + [
-        f"{RECORD_FILE}: {text}" for text in intact.differing_fields(old_rest, new_rest)
-    ]
+    return problems + [f"{RECORD_FILE}: {text}" for text in differing_fields(old_rest, new_rest)]
 
 
 def _but_for_rounding(old: Any, new: Any) -> Any:
@@ -98,7 +101,7 @@ def _rows(
         return
     for one, other in zip(old, new, strict=True):
         where = one[key] if kind == "check" else f"{phase}: {kind} {one[key]!r}"
-        for text in intact.differing_fields(one, other):
+        for text in differing_fields(one, other):
             yield f"{where}: {text}"
 
 
@@ -151,18 +154,18 @@ def verify_run(
         text = "that is another run, this one before it went on, or the record was changed since"
         differences.append(f"{RECORD_FILE}: fingerprint {is_one}, asked for {asked}: {text}")
     differences += folder_problems(run_root, record)
-    differences += intact.journal_problems(run_root, record)
+    differences += journal_problems(run_root, record)
     try:
         setup = setup or setup_of_record(record)
         if phases is None:
             phases = registry.phases_of(setup.profile.phases)
-        differences += intact.profile_problems(record)
+        differences += profile_problems(record)
         again = judged(record, run_root, setup, phases=phases)
         differences += _compare_records(record, again)
-        differences += intact.planned_problems(record, run_root, setup, phases=phases)
-        differences += intact.unjudged_problems(record, run_root, phases=phases)
-        differences += intact.fact_problems(record, run_root)
-        differences += intact.software_problems(record, run_root)
+        differences += planned_problems(record, run_root, setup, phases=phases)
+        differences += unjudged_problems(record, run_root, phases=phases)
+        differences += fact_problems(record, run_root)
+        differences += software_problems(record, run_root)
     except ValueError as error:  # a run.json or facts.json that was edited into nonsense
         differences.append(f"cannot be judged again: {error}")
     except OSError as error:
@@ -175,7 +178,7 @@ def verify_run(
     return Verification(
         run_id=record.run_id,
         fingerprint=digest,
-        files=sum(1 for _ in manifest.run_files(run_root)),
+        files=len(manifest.files_by_name(run_root)),
         checks=len(record.checks()),
         measurements=sum(len(phase.measurements) for phase in record.phases)
         + sum(check.measurement is not None for check in record.checks()),
@@ -235,7 +238,7 @@ def _phases_again(
     choices: dict[str, dict[str, str]] = {}
     for old in (phase for phase in record.phases if phase.started_at):
         phase = phases.get(old.name)
-        if phase is None or not intact.was_judged(old):
+        if phase is None or not was_judged(old):
             yield _unjudged(old)
             continue
         chosen, earlier = what_it_reads(phase, choices, evidence)
@@ -286,3 +289,116 @@ def judged(
         asked_for=[phase.name for phase in setup.phases],
         known={name: (phase.title, phase.source) for name, phase in phases.items()},
     )
+
+
+# Of `machine.identity`, by the names that env.json has for the same: torch is one of the packages.
+_TOLD_TWICE = ("python", "packages")
+# What a second attempt is started with besides the plan.
+_OF_A_RETRY = "NCCL_DEBUG"
+_LONGEST = 120
+
+
+def profile_problems(record: RunRecord) -> list[str]:
+    """A profile that is named like a shipped one has to be that one.
+
+    Its digest is recomputed from the document with everything else that judging determines.
+    """
+    asked = str(record.options.get("profile") or record.profile)
+    if is_file(asked) or not is_shipped(record.profile):
+        return []
+    shipped = load_profile(record.profile).model_dump(mode="json")
+    document = json.loads(json.dumps(record.profile_document))
+    if document.get("plan"):
+        document, shipped = (of_the_machine(one, shipped) for one in (document, shipped))
+    found = differing_fields(document, shipped)
+    return [f"profile {record.profile} is not the shipped one: {text}" for text in found]
+
+
+def of_the_machine(document: Mapping[str, Any], shipped: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a profile no plan and no --config has a say in."""
+    free = ("plan", "required", "config", "config_single", "workload")
+    kept = {name: value for name, value in document.items() if name not in free}
+    for name in ("phases", "limits"):
+        kept[name] = {key: one for key, one in document[name].items() if key in shipped[name]}
+    return kept
+
+
+def planned_problems(
+    record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase]
+) -> list[str]:
+    """Every launch as the phase plans it, and as its own folder says that it went."""
+    problems: list[str] = []
+    choices: dict[str, dict[str, str]] = {}
+    for one in record.phases:
+        choices[one.name] = one.choices
+        phase = phases.get(one.name)
+        if phase is not None and was_judged(one):
+            chosen, _ = what_it_reads(phase, choices, {})
+            if not is_as_planned(phase, setup.context(chosen), one):
+                problems.append(f"{one.name}: the launches are not those that the phase plans")
+        for entry in one.launches:
+            problems += _ended_as_told(run_root, one.name, entry)
+    return problems
+
+
+def _ended_as_told(run_root: Path, phase: str, entry: LaunchEntry) -> list[str]:
+    launch, result = entry.launch, entry.result
+    folder, where = run_root / launch.run_dir, f"{phase}: launch {launch.name}"
+    if not result.attempts:
+        return [f"{where}: not run, but its folder is there"] if folder.exists() else []
+    found: list[str] = []
+    described, _ = read_json_object(folder / LAUNCH_JSON, found)
+    ended, _ = read_json_object(folder / RESULT_JSON, found)
+    if described is None or ended is None:
+        return [f"{where}: {text}" for text in found or [f"no {LAUNCH_JSON} or {RESULT_JSON}"]]
+    told = {"result": result.model_dump(mode="json"), "launch": launch.model_dump(mode="json")}
+    more = {_OF_A_RETRY: "INFO"} if result.attempts > 1 else {}
+    told["launch"]["env"] = redact_variables({**launch.env, **more})
+    kept = {"result": ended, "launch": described.get("launch")}
+    return [f"{where}: {text}" for text in differing_fields(told, kept)]
+
+
+def unjudged_problems(
+    record: RunRecord, run_root: Path, *, phases: Mapping[str, Phase]
+) -> Iterator[str]:
+    """Phases that were started and not judged, without the trace that the reason would leave."""
+    for one in record.phases:
+        if one.started_at and one.name not in phases:
+            yield f"{one.name}: no phase of this name is installed, so it was not judged again"
+        elif one.started_at and not was_judged(one):
+            broke = any(run_root.glob(f"harness_error_{one.name}*.txt"))
+            if not (record.interrupted or broke):
+                yield f"{one.name}: not judged, and nothing shows why"
+
+
+def fact_problems(record: RunRecord, run_root: Path) -> Iterator[str]:
+    """Facts that the record shows otherwise than facts.json, or whose file is another one."""
+    for name, fact in read_facts(run_root).items():
+        path = run_root / fact.path
+        if fact.sha256 and (not path.is_file() or sha256_of(path) != fact.sha256):
+            yield f"fact {name}: {fact.path} is not the file that it was read from"
+        shown, found = record.environment.get(name, ""), shown_fact(fact)
+        if shown != found:
+            yield f"{RECORD_FILE}: environment.{name}: recorded {shown!r}, {found!r} found"
+
+
+def software_problems(record: RunRecord, run_root: Path) -> Iterator[str]:
+    """What the record says of the run's software and its launches' own env.json tells otherwise.
+
+    Only what both tell: the harness of the run, the trainer of each launch.
+    """
+    for phase in record.phases:
+        for entry in phase.launches:
+            if entry.launch.commit:
+                continue  # another commit may count otherwise
+            env, _ = read_json_object(run_root / entry.launch.run_dir / ENV_JSON, [])
+            versions = (env or {}).get("versions") or {}
+            for name in _TOLD_TWICE:
+                recorded = record.environment.get(name)
+                ran = versions.get(name) if isinstance(versions, dict) else None
+                # Of a digest the record has the first digits.
+                if recorded and isinstance(ran, str) and ran[: len(recorded)] != recorded:
+                    yield (
+                        f"{RECORD_FILE}: environment.{name}: recorded {recorded!r}, "
+                        f"{entry.launch.phase}/{entry.launch.name} ran on {ran[:_LONGEST]!r}"
+                    )

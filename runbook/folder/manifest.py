@@ -41,22 +41,16 @@ _ESCAPED = "\\"
 LINK = ": a symbolic link"
 
 
-def run_files(run_root: Path) -> Iterator[Path]:
-    """Every regular file below the folder in a fixed order; links are not followed."""
-    for path in sorted(run_root.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            yield path
-
-
 def files_by_name(run_root: Path) -> dict[str, Path]:
-    """Every regular file by the name that records and manifest have for it.
+    """Every regular file by the name that records and manifest have for it, in a fixed order.
 
     That is its path below the run; a byte that is no UTF-8, as in a name that another locale
-    made, stands there as `\\xff`.
+    made, stands there as `\\xff`. Links are not followed.
     """
     return {
         os.fsencode(path.relative_to(run_root)).decode("utf-8", "backslashreplace"): path
-        for path in run_files(run_root)
+        for path in sorted(run_root.rglob("*"))
+        if path.is_file() and not path.is_symlink()
     }
 
 

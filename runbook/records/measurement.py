@@ -19,6 +19,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import from_json, to_json
 
 from runbook.errors import ProgramExit
 
@@ -62,13 +63,7 @@ def plain_number(value: float | int | str | bool | None) -> str:
 
 def json_ready(value: Any) -> Any:
     """The same document with NaN and infinities as words: JSON has no numbers for them."""
-    if isinstance(value, dict):
-        return {name: json_ready(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_ready(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return _word(value)
-    return value
+    return from_json(to_json(value, inf_nan_mode="strings"))
 
 
 class Record(BaseModel):

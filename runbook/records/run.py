@@ -8,21 +8,20 @@ experiment.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_OUT, DEFAULT_PLAN, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
-from runbook.records.launch import Launch, LaunchResult, with_option
+from runbook.records.launch import Launch, LaunchResult
 from runbook.records.measurement import (
     Check,
     Measurement,
     Outcome,
     Record,
-    Scalar,
     Series,
     Table,
     Verdict,
@@ -205,8 +204,13 @@ class RunRecord(Record):
 
     @property
     def invocation(self) -> Invocation:
-        """How the run was asked for."""
-        return Invocation.recorded(self.profile, self.settings, self.options)
+        """How the run was asked for; what an older record does not tell was not asked for."""
+        told = {one.name: self.options.get(one.name) for one in fields(Invocation)} | {
+            "profile": self.options.get("profile") or self.profile,
+            "settings": tuple(f"{name}={value}" for name, value in self.settings.items()),
+        }
+        known = {name: value for name, value in told.items() if value is not None}
+        return _INVOCATION.validate_python(known)
 
     @property
     def headline(self) -> str:
@@ -314,23 +318,6 @@ class Invocation(Asked):
     account: str = ""
     queue_s: float = DEFAULT_QUEUE_S
 
-    @classmethod
-    def recorded(
-        cls, profile: str, settings: Mapping[str, str], options: Mapping[str, Scalar | None]
-    ) -> Invocation:
-        """The invocation of a run from its record: profile name, settings and options."""
-        # What an older record does not tell is as it is without being asked for.
-        plain = asdict(cls(profile=profile))
-        price = options.get("gpu_hour_price")
-        told: dict[str, Any] = {
-            name: type(default)(options.get(name) or default)
-            for name, default in plain.items()
-            if name not in ("settings", "gpu_hour_price")
-        }
-        told["settings"] = tuple(f"{name}={value}" for name, value in settings.items())
-        told["gpu_hour_price"] = None if price is None else float(price)
-        return cls(**told)
-
     def options(self) -> dict[str, str | int | float | bool | None]:
         """The part that run.json keeps under `options`; the settings have a place of their own."""
         kept = {name: value for name, value in asdict(self).items() if name != "settings"}
@@ -386,12 +373,15 @@ class Invocation(Asked):
         return shlex.join(words)
 
 
+_INVOCATION = TypeAdapter(Invocation)
+
+
 def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def edited(line: str, *, without: Iterable[str] = (), profile: str = "") -> str:
-    """A printed line of an invocation without these settings, or with another profile.
+def edited(line: str, *, without: Iterable[str]) -> str:
+    """A printed line of an invocation without these settings.
 
     A line in which there is nothing to change, or that is none, stays as it is.
     """
@@ -406,7 +396,6 @@ def edited(line: str, *, without: Iterable[str] = (), profile: str = "") -> str:
             kept.append(word)
         elif value.partition("=")[0] not in names:
             kept += [word, value]
-    kept = with_option(kept, "--profile", profile) if profile else kept
     return line if kept == whole else shlex.join(kept)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.contract import ENV_JSON
-from runbook.engine.intact import doubt, untrusted
+from runbook.engine.derive import doubt, untrusted
 from runbook.folder import DEVICES_BEFORE_JSON, RECORD_FILE
 from runbook.folder.facts import Difference, Facts, device_facts, env_facts, unlike
 from runbook.folder.launch.documents import json_object

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from runbook.engine.intact import doubt, untrusted
+from runbook.engine.derive import doubt, untrusted
 from runbook.errors import RunbookError
 from runbook.folder import RECORD_FILE, RUNNING, run_folders, running_text
 from runbook.folder.launch.shapes import is_any_number

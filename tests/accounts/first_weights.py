@@ -8,8 +8,6 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from nsa.contract import WEIGHT_CUTS
-
 _NORMAL = statistics.NormalDist()
 _STD = 0.02
 
@@ -60,7 +58,6 @@ def _told(name: str, pieces: int, size: int, std: float, middle: float = 0.0) ->
         "rms": std or middle,
         "least": middle - furthest,
         "most": middle + furthest,
-        "below": [round(size * _NORMAL.cdf(cut)) for cut in WEIGHT_CUTS],
     }
     names = (f"{name} {number}" for number in range(pieces))
     return {

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from nsa.config import ModelConfig, NSAConfig
-from nsa.contract import WEIGHT_CUTS
 from nsa.model import NSALanguageModel
 from nsa.witness.shadow.sample import first_weights
 from runbook.accounts.first_weights import Group, first_weights_account, groups_of
@@ -130,7 +129,6 @@ def test_ranks_begin_alike() -> None:
         lambda told: {name: group for name, group in told.items() if name != "mlp.down"},
         lambda told: {**told, "more": told["norm"]},
         lambda told: {**told, "norm": {**told["norm"], "least": [None]}},
-        lambda told: {**told, "mlp.down": {**told["mlp.down"], "below": [[None] * 7] * 2}},
         lambda told: {**told, "mlp.down": {n: v[:1] for n, v in told["mlp.down"].items()}},
     ],
 )
@@ -152,12 +150,10 @@ def drawn(group: Group, random: np.random.Generator) -> dict[str, Any]:
     if group.deviation is not None:
         draws = random.normal(0.0, group.deviation, draws.shape).astype(np.float32)
     rms = np.sqrt((draws.astype(np.float64) ** 2).mean(1))
-    below = [(draws <= cut * rms[:, None]).sum(1) for cut in WEIGHT_CUTS]
     told = {"mean": draws.mean(1), "rms": rms, "least": draws.min(1), "most": draws.max(1)}
     return {
         **{name: column.tolist() for name, column in told.items()},
         "n": [group.size] * group.pieces,
-        "below": np.transpose(below).tolist(),
         "signs": [f"{n:x}" for n in random.integers(0, 1 << 63, group.pieces).tolist()],
     }
 

@@ -127,8 +127,9 @@ def test_a_guard_whose_other_rows_are_wrong_holds_nothing_back(tmp_path: Path) -
 def test_a_defect_of_the_runbook_is_incomplete_and_keeps_its_traceback(
     tmp_path: Path, where: str
 ) -> None:
-    phases = (Toy("baseline", breaks=where), Toy("bucket_sweep"))
-    (record, folder), (_, other) = (run(tmp_path, *phases) for _ in range(2))
+    (record, folder), (_, other) = (
+        run(tmp_path, Toy("baseline", breaks=where), Toy("bucket_sweep")) for _ in range(2)
+    )
     assert folder != other, "two runs never share one"
     assert record.verdict is Verdict.INCOMPLETE
     row = by_id(record)["baseline.completed"]

@@ -33,7 +33,7 @@ def test_record_report_and_rerun_keep_them_with_their_source(
     words = {"profile": "cpu", "phases": "baseline", "out": tmp_path, "from_shell": EXPORTED}
     setup, toy = prepare(RunOptions(**words, settings=("train.seed=3",))), Toy("baseline")
     own = setup.profile.model_copy(update={"required": profile((toy,)).required})
-    setup = replace(setup, phases=(toy,), planned=(), profile=own)
+    setup = replace(setup, phases=(toy,), profile=own)
     record = run_setup(setup, observer=Observer())
     assert record.settings == {**EXPORTED, "train.seed": "3"}
     assert {record.sources[name] for name in EXPORTED} == {"shell"}

@@ -16,8 +16,7 @@ from nsa.contract.digests import sha256_of
 from runbook.config.load import load_profile
 from runbook.config.registry import Judgement, PlanContext, report_files
 from runbook.engine.derive import derive_record, write_reports
-from runbook.engine.intact import profile_problems
-from runbook.engine.verify import compare_phases
+from runbook.engine.verify import compare_phases, profile_problems
 from runbook.errors import RunbookError
 from runbook.folder.manifest import artifact_records, load_record, record_text, write_manifest
 from runbook.records import Launch, Mark, PhaseRecord, RunRecord

@@ -31,7 +31,7 @@ class Toy(Phase):
     """Launches `count` fake trainers; passes if all completed and the rate could be read."""
 
     source, question = "a test", "does it run?"
-    count, steps, breaks, forgets = 1, 5, "", False
+    count, steps, breaks, forgets, planned = 1, 5, "", False, 0
     words: tuple[str, ...] = ()
     schedule: ArmSchedule | None = None
 
@@ -42,7 +42,8 @@ class Toy(Phase):
             setattr(self, attribute, value)
 
     def plan(self, context: PlanContext) -> list[Launch]:
-        if self.breaks == "plan":
+        self.planned += 1
+        if self.breaks == "plan" and self.planned > 1:  # what cannot be planned at all never runs
             raise RuntimeError("planted in plan")
         return [
             fake_launch(

@@ -28,8 +28,9 @@ from runbook.launch.nodes.files import (
 )
 from runbook.launch.observer import Observer
 from runbook.launch.slurm import JobState, SlurmCluster, agent_script, parse_job
-from runbook.records.run import NODE_NAMES, Invocation
+from runbook.records.run import NODE_NAMES
 from tests.cli.shell import inside
+from tests.engine.test_doubt import record
 from tests.factory.tables import table
 from tests.nodes import helpers
 
@@ -85,7 +86,7 @@ def test_the_commands_that_a_report_prints_ask_for_the_cluster_again(
 ) -> None:
     asked = RunOptions(profile="cpu", nodes=2, **fields).invocation()
     assert asked.line(["baseline"]).endswith(ends.replace("{here}", str(Path.cwd())))
-    assert Invocation.recorded("cpu", {}, asked.options()) == asked
+    assert record("cpu", options=asked.options()).invocation == asked
     assert launcher(asked.launcher).takes_out() == takes_out
 
 

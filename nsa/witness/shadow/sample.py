@@ -23,7 +23,7 @@ from torch.linalg import vector_norm
 from torch.optim import Optimizer
 
 from nsa.attention.selection import full_float32
-from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
+from nsa.contract import WEIGHT_SIGNS
 from nsa.layer import Columns, NSAAttention
 from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
@@ -399,9 +399,8 @@ def plain_floats(values: dict[str, float]) -> dict[str, Any]:
 def first_weights(model: NSALanguageModel) -> dict[str, dict[str, Any]]:
     """Of each group of the parameters, one number for each layer: the `weights` of the proof.
 
-    n: elements of a piece; mean, rms, least, most; below: how many are at most `WEIGHT_CUTS` times
-    the rms; signs: those of the first `WEIGHT_SIGNS` elements as bits, in hexadecimal. Five passes
-    over the parameters' memory or so, and no copy of them.
+    n: elements of a piece; mean, rms, least, most; signs: those of the first `WEIGHT_SIGNS`
+    elements as bits, in hexadecimal. A few passes over the parameters' memory, and no copy of them.
     """
     groups: dict[str, dict[str, Any]] = {}
     for piece in pieces(model):
@@ -417,7 +416,6 @@ def _numbers(flat: Tensor) -> dict[str, Any]:
     norm = vector_norm(flat, dtype=torch.float64)
     rms = norm / flat.numel() ** 0.5
     mean = flat.sum(dtype=torch.float64) / flat.numel()
-    below = torch.stack([(flat <= cut * rms).sum() for cut in WEIGHT_CUTS])
     told = torch.stack([mean, rms, flat.min(), flat.max()]).tolist()
     bits = "".join("1" if up else "0" for up in (flat[:WEIGHT_SIGNS] > 0).tolist())
     return {
@@ -426,7 +424,6 @@ def _numbers(flat: Tensor) -> dict[str, Any]:
             name: float(f"{value:.9g}")
             for name, value in zip(("mean", "rms", "least", "most"), told, strict=True)
         },
-        "below": below.tolist(),
         "signs": f"{int(bits, 2):x}",
     }
 

@@ -20,7 +20,8 @@ from nsa.settings import load_config
 from runbook.config import PhaseSettings, Profile
 from runbook.config.plan import FREE_KEYS
 from runbook.config.settings import Settings
-from runbook.engine.intact import journal_problems, of_the_machine
+from runbook.engine.derive import journal_problems
+from runbook.engine.verify import of_the_machine
 from runbook.errors import RunbookError, UsageError
 from runbook.files import write_atomic
 from runbook.folder import ACCEPTED_JSON, DEVICES_BEFORE_JSON, EVENTS_FILE, RECORD_FILE

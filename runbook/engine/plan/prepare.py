@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsa.settings import VOCAB_SIZES, TrainerConfig
-from runbook import BOARD_TOGGLE, PROTOCOLS, absent, is_installed
+from runbook import BOARD, BOARD_TOGGLE, PROTOCOLS, absent, is_installed
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
-from runbook.config.plan import phases_without_board
+from runbook.config.plan import NO_BOARD
 from runbook.config.precedence import gathered, with_config, words
 from runbook.config.registry import Phase, select
 from runbook.config.settings import parse_settings
-from runbook.config.setup import RunOptions, Setup, phase_problems, with_launches
+from runbook.config.setup import RunOptions, Setup, phase_problems
 from runbook.engine.earlier.standing import asked_for, planned_profile
 from runbook.engine.plan import config_of, planned_problems
 from runbook.errors import UsageError, choice_for
@@ -110,10 +110,9 @@ def needs_of(setup: Setup) -> Needs:
 
 def without_board(profile: Profile) -> list[str]:
     """In a sentence, which phases of a plan go without TensorBoard, and why."""
-    if not (names := phases_without_board(profile)):
-        return []
-    (source,) = {profile.phases[name].env[BOARD_TOGGLE].source for name in names}
-    return [f"{', '.join(names)} {source}"]
+    sources = {name: one.env.get(BOARD_TOGGLE) for name, one in profile.phases.items()}
+    names = [name for name, one in sources.items() if one and one.source.startswith(NO_BOARD)]
+    return [f"{', '.join(names)} {NO_BOARD} ({absent(BOARD)})"] if names else []
 
 
 def _problems(documents: _Documents) -> Iterator[str]:
@@ -236,7 +235,7 @@ def prepare(options: RunOptions) -> Setup:
     )
     if problems := planned_problems(setup):
         raise UsageError(problems)
-    return with_launches(setup)
+    return setup
 
 
 @contextmanager

@@ -253,9 +253,7 @@ _PROOF = fields(
         " blocks_shortfall"
     ),
     text=fields("count: documents bytes apart; text: read decoded"),
-    weights=Each(
-        fields("[count]: n; [finite]: mean rms least most; [[count]]: below; [text]: signs")
-    ),
+    weights=Each(fields("[count]: n; [finite]: mean rms least most; [text]: signs")),
 )
 # Of the heartbeats that are kept whole; those of every step are read field by field.
 EVENTS: Mapping[str, Fields] = {
