@@ -78,10 +78,7 @@ def run_rank(
         beat.on_exit = termination.on_usr2 = lambda: _keep_flight(beat)
     try:
         work()
-    except ConfigError as error:
-        ending.end = End(code=ExitCode.CONFIG, reason=str(error))
-        say(str(error), rank=beat.rank)
-    except (DataError, CheckpointError) as error:
+    except (ConfigError, DataError, CheckpointError) as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         shout(f"[rank {beat.rank}] {error}")
     except Exception as error:  # noqa: BLE001 - the rank's last word; its process ends with it
