@@ -137,7 +137,7 @@ class _Session:
     ) -> None:
         self.plan, self.termination, self.beat, self.ending = plan, termination, beat, ending
         self.started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.notes = list(plan.notes)
+        self.notes: list[str] = []
         self.resumed: dict[str, Any] | None = None
         self.owed = False
         self.loop: Loop | None = None
