@@ -151,12 +151,13 @@ def trainer(
     words = ["--config", str(file), "--ddp", "0", *as_typed(asked.values())]
     plan = plan_launch(words, SCALED)
     ranks = start_ranks(plan, choose_device(plan))
+    toggles = plan.toggles.replaced({"NSA_TB_DISABLE": not board}, "test")
     beat = Heartbeat(rank=0, token="5afe")
     beat.open(folder)
     return Loop(
         Engine(plan, ranks),
         source=open_source(plan.config.data, plan.share),
-        tables=Tables(folder, rank=0, csv=True, aux=True, board=board),
+        tables=Tables(folder, rank=0, toggles=toggles),
         heartbeat=beat,
         termination=Termination(),
         run_dir=folder,

@@ -166,7 +166,7 @@ class _Session:
             if plan.run_dir is None:
                 # Only now: whoever resumes from `latest` needs to find what it went on from.
                 link_latest(run_dir.parent, run_dir)
-        tables = self._tables(run_dir)
+        tables = Tables(run_dir, rank=ranks.rank, toggles=plan.toggles)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)
         beat.sync()
@@ -291,16 +291,6 @@ class _Session:
             notes=self.notes,
         )
         announce(plan, facts, attention)
-
-    def _tables(self, run_dir: Path) -> Tables:
-        toggles = self.plan.toggles
-        return Tables(
-            run_dir,
-            rank=self.plan.place.rank,
-            csv=not toggles.flag("NSA_DISABLE_CSV_LOGS"),
-            aux=not toggles.flag("NSA_DISABLE_AUX_STATS"),
-            board=not toggles.flag("NSA_TB_DISABLE"),
-        )
 
     def _check_equal(self, loop: Loop) -> None:
         """DDP is checked, not assumed: every rank must hold the same parameters."""
