@@ -33,7 +33,7 @@ from nsa.settings import ConfigError
 from nsa.step.dispatch import is_out_of_memory
 from nsa.step.engine import Engine
 from nsa.train.loop import Loop
-from nsa.train.settle import End, Tables
+from nsa.train.settle import End
 from nsa.witness.self_test import SelfTest, self_test
 
 
@@ -166,14 +166,12 @@ class _Session:
             if plan.run_dir is None:
                 # Only now: whoever resumes from `latest` needs to find what it went on from.
                 link_latest(run_dir.parent, run_dir)
-        tables = Tables(run_dir, rank=ranks.rank, toggles=plan.toggles)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)
         beat.sync()
         loop = Loop(
             engine,
             source=source,
-            tables=tables,
             heartbeat=beat,
             termination=self.termination,
             run_dir=run_dir,
@@ -186,7 +184,6 @@ class _Session:
             self.ending.end = loop.run()
         finally:
             self.ending.steps_done = loop.done
-        tables.sync()
         source.close()
         self.ending.accounts = loop.accounts()
         self.loop = loop
