@@ -26,7 +26,7 @@ _WORDS = dict.fromkeys(("1", "true", "on", "yes"), True) | dict.fromkeys(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Toggle:
     """One row: what the variable means, what it may hold, which requirements ask for it.
 
@@ -36,8 +36,8 @@ class Toggle:
     limit, so that its absence changes no number.
     """
 
-    name: str
     kind: Kind
+    name: str
     default: Value
     meaning: str
     requirement: str = "-"
@@ -89,14 +89,7 @@ class Toggle:
 def _row(
     kind: Kind, name: str, default: Value, meaning: str, requirement: str = "-", **more: Any
 ) -> Toggle:
-    return Toggle(
-        name=PREFIX + name,
-        kind=kind,
-        default=default,
-        meaning=meaning,
-        requirement=requirement,
-        **more,
-    )
+    return Toggle(kind, PREFIX + name, default, meaning, requirement, **more)
 
 
 _ROWS: tuple[Toggle, ...] = (

@@ -36,7 +36,7 @@ TORCH_VARIABLES: tuple[str, ...] = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Passed:
     """One variable as found, the variable and value that torch will read, and why."""
 
@@ -44,7 +44,7 @@ class Passed:
     value: str
     mapped_to: str | None
     mapped_value: str | None
-    note: str = ""
+    note: str
 
     def describe(self) -> dict[str, str | None]:
         """The row of env.json."""
@@ -60,15 +60,8 @@ def plan(environ: Mapping[str, str], *, uses_nccl: bool) -> tuple[list[Passed], 
             f"{_OLD_ALLOC} and {_ALLOC} are both set: one is an alias of the other; "
             f"keep only {_ALLOC}, the one that torch reads"
         )
-    rows = []
-    for name in TORCH_VARIABLES:
-        if name in environ:
-            value = environ[name]
-            to, mapped, note = _mapped(name, value, uses_nccl)
-            rows.append(
-                Passed(name=name, value=value, mapped_to=to, mapped_value=mapped, note=note)
-            )
-    return rows, problems
+    found = [(name, environ[name]) for name in TORCH_VARIABLES if name in environ]
+    return [Passed(name, text, *_mapped(name, text, uses_nccl)) for name, text in found], problems
 
 
 def flight_dumps(prefix: str) -> dict[str, str]:

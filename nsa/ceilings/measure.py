@@ -237,35 +237,29 @@ def run(
     grouped = place.from_torchrun and place.world_size > 1
 
     def measure() -> None:
-        _measure_all(asked, place, beat, grouped=grouped, run_dir=run_dir)
+        if run_dir is not None:
+            open_run_dir(run_dir, place, beat, grouped=grouped)
+        device = device_of(place, asked, asked_by="--device")
+        if device.type == "cuda":
+            beat.cuda_mib = lambda: round(torch.cuda.memory_allocated() / MIB, 1)
+        ranks = join_ranks(place, device, grouped=grouped, timeout=_STUCK)
+        beat.write(Event.INIT_DONE)
+        beat.phase = Phase.STEP
+        bench = Bench(ranks)
+        own: dict[str, Any] = {"rank": ranks.rank, "device": _device(device)}
+        for what in Ceiling:
+            beat.write(Event.CEILING_START, ceiling=what)
+            own[what] = bench.measure(what)
+        everything: list[Any] = [own] * ranks.world_size
+        if ranks.world_size > 1:
+            dist.all_gather_object(everything, own)
+        if ranks.rank == 0:
+            _write(run_dir, everything, token=beat.token)
+        bench.wait_for_all()
+        ranks.end()
         ending.end = End(code=ExitCode.SUCCESS, reason="everything is measured")
 
     return run_rank(measure, ending, beat, termination, grouped=grouped)
-
-
-def _measure_all(
-    asked: str, place: Place, beat: Heartbeat, *, grouped: bool, run_dir: Path | None
-) -> None:
-    if run_dir is not None:
-        open_run_dir(run_dir, place, beat, grouped=grouped)
-    device = device_of(place, asked, asked_by="--device")
-    if device.type == "cuda":
-        beat.cuda_mib = lambda: round(torch.cuda.memory_allocated() / MIB, 1)
-    ranks = join_ranks(place, device, grouped=grouped, timeout=_STUCK)
-    beat.write(Event.INIT_DONE)
-    beat.phase = Phase.STEP
-    bench = Bench(ranks)
-    own: dict[str, Any] = {"rank": ranks.rank, "device": _device(device)}
-    for what in Ceiling:
-        beat.write(Event.CEILING_START, ceiling=what)
-        own[what] = bench.measure(what)
-    everything: list[Any] = [own] * ranks.world_size
-    if ranks.world_size > 1:
-        dist.all_gather_object(everything, own)
-    if ranks.rank == 0:
-        _write(run_dir, everything, token=beat.token)
-    bench.wait_for_all()
-    ranks.end()
 
 
 def _device(device: torch.device) -> dict[str, Any]:

@@ -253,9 +253,7 @@ def announce(plan: LaunchPlan, facts: Mapping[str, Any], attention: Mapping[str,
         f"dataset {facts['dataset']}"
     )
     say(f"[attention] {facts['attention_path']} ({facts['attention_path_reason']})")
-    window, tested = attention["window"], attention["self_test"]
-    selected = attention["selected"]
-    say(f"[window] {window['value']} ({window['reason']})")
+    selected, tested = attention["selected"], attention["self_test"]
     say(f"[selected] {selected['value']} ({selected['reason']})")
     if not tested["ran"]:
         say(f"[self-test] none ({tested['reason']})")

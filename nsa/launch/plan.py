@@ -64,7 +64,6 @@ class LaunchPlan:
     schedule: ArmFile | None
     run_dir: Path | None
     run_token: str | None
-    notes: tuple[str, ...]
 
     @property
     def config(self) -> TrainerConfig:
@@ -207,7 +206,6 @@ def plan_launch(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchPlan:
         schedule=schedule,
         run_dir=run_dir,
         run_token=run_token,
-        notes=tuple(_notes(flags, schedule, blocks)),
     )
 
 
@@ -303,15 +301,12 @@ def _blocks(
         plain = Block(index=0, arm="", warmup_steps=0, steps=config.train.steps, toggles=toggles)
         return [plain], None
     try:
-        return load_blocks(flags.arms, toggles)
+        blocks, schedule = load_blocks(flags.arms, toggles)
     except NSAError as error:
         problems += error.problems
         return [], None
-
-
-def _notes(flags: Flags, schedule: ArmFile | None, blocks: Sequence[Block]) -> list[str]:
     total = sum(block.total_steps for block in blocks)
     asked, flag = flags.overrides.get("train.steps", (total, ""))
-    if schedule is None or asked == total:
-        return []
-    return [f"{flag} {asked} is not used: the schedule of --arms has {total} steps"]
+    if asked != total:
+        problems.append(f"{flag} {asked}: the schedule of --arms has {total} steps; leave it out")
+    return blocks, schedule

@@ -28,7 +28,6 @@ from nsa.step.engine import Engine
 from nsa.tests.built import BATCHED, as_typed, write_config
 from nsa.train.loop import Loop
 from nsa.train.session import train
-from nsa.train.settle import Tables
 
 # Three: what is right with two shows.
 STEPS, MICRO_BATCHES = 6, 3
@@ -149,14 +148,13 @@ def trainer(
     # Of two values of a key the asked one.
     asked = {setting.partition("=")[0]: setting for setting in (*usual, *settings)}
     words = ["--config", str(file), "--ddp", "0", *as_typed(asked.values())]
-    plan = plan_launch(words, SCALED)
+    plan = plan_launch(words, {**SCALED, "NSA_TB_DISABLE": str(int(not board))})
     ranks = start_ranks(plan, choose_device(plan))
     beat = Heartbeat(rank=0, token="5afe")
     beat.open(folder)
     return Loop(
         Engine(plan, ranks),
         source=open_source(plan.config.data, plan.share),
-        tables=Tables(folder, rank=0, csv=True, aux=True, board=board),
         heartbeat=beat,
         termination=Termination(),
         run_dir=folder,

@@ -32,7 +32,6 @@ class Loop:
         engine: Engine,
         *,
         source: Source,
-        tables: Tables,
         heartbeat: Heartbeat,
         termination: Termination,
         run_dir: Path,
@@ -42,13 +41,14 @@ class Loop:
     ) -> None:
         """`owed`: the step before the first was to be evaluated, and was not."""
         self.plan, self.engine, self.source = engine.plan, engine, source
-        self.tables, self.heartbeat, self.termination = tables, heartbeat, termination
+        self.heartbeat, self.termination = heartbeat, termination
         self.run_dir, self.ranks = run_dir, engine.ranks
+        self.tables = Tables(run_dir, rank=self.ranks.rank, toggles=self.plan.toggles)
         self.clock = StepClock(engine.device)
         self._halt = run_dir / HALT_FILE
         self.settler = Settler(
             engine,
-            tables=tables,
+            tables=self.tables,
             heartbeat=heartbeat,
             termination=termination,
             halt_file=self._halt,
@@ -59,7 +59,7 @@ class Loop:
         self.step, self.done = start_step, 0
         self.position: dict[str, Any] = {}
         self.evaluations = Evaluations(
-            engine, tables=tables, heartbeat=heartbeat, witness=self.witness
+            engine, tables=self.tables, heartbeat=heartbeat, witness=self.witness
         )
         self._saves = _saves(run_dir, engine, heartbeat)
         self._read: dict[str, Any] | None = None

@@ -33,7 +33,7 @@ from nsa.settings import ConfigError
 from nsa.step.dispatch import is_out_of_memory
 from nsa.step.engine import Engine
 from nsa.train.loop import Loop
-from nsa.train.settle import End, Tables
+from nsa.train.settle import End
 from nsa.witness.self_test import SelfTest, self_test
 
 
@@ -78,10 +78,7 @@ def run_rank(
         beat.on_exit = termination.on_usr2 = lambda: _keep_flight(beat)
     try:
         work()
-    except ConfigError as error:
-        ending.end = End(code=ExitCode.CONFIG, reason=str(error))
-        say(str(error), rank=beat.rank)
-    except (DataError, CheckpointError) as error:
+    except (ConfigError, DataError, CheckpointError) as error:
         ending.end = End(code=ExitCode.CONFIG, reason=str(error))
         shout(f"[rank {beat.rank}] {error}")
     except Exception as error:  # noqa: BLE001 - the rank's last word; its process ends with it
@@ -140,7 +137,7 @@ class _Session:
     ) -> None:
         self.plan, self.termination, self.beat, self.ending = plan, termination, beat, ending
         self.started_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.notes = list(plan.notes)
+        self.notes: list[str] = []
         self.resumed: dict[str, Any] | None = None
         self.owed = False
         self.loop: Loop | None = None
@@ -169,14 +166,12 @@ class _Session:
             if plan.run_dir is None:
                 # Only now: whoever resumes from `latest` needs to find what it went on from.
                 link_latest(run_dir.parent, run_dir)
-        tables = self._tables(run_dir)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)
         beat.sync()
         loop = Loop(
             engine,
             source=source,
-            tables=tables,
             heartbeat=beat,
             termination=self.termination,
             run_dir=run_dir,
@@ -189,7 +184,6 @@ class _Session:
             self.ending.end = loop.run()
         finally:
             self.ending.steps_done = loop.done
-        tables.sync()
         source.close()
         self.ending.accounts = loop.accounts()
         self.loop = loop
@@ -294,16 +288,6 @@ class _Session:
             notes=self.notes,
         )
         announce(plan, facts, attention)
-
-    def _tables(self, run_dir: Path) -> Tables:
-        toggles = self.plan.toggles
-        return Tables(
-            run_dir,
-            rank=self.plan.place.rank,
-            csv=not toggles.flag("NSA_DISABLE_CSV_LOGS"),
-            aux=not toggles.flag("NSA_DISABLE_AUX_STATS"),
-            board=not toggles.flag("NSA_TB_DISABLE"),
-        )
 
     def _check_equal(self, loop: Loop) -> None:
         """DDP is checked, not assumed: every rank must hold the same parameters."""

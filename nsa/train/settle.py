@@ -27,6 +27,7 @@ from nsa.launch.process import GRACE_S, Termination
 from nsa.layer import gate_stats
 from nsa.step.engine import Engine
 from nsa.step.numbers import Agreed, Arriving, Mark, Posted
+from nsa.toggles import ToggleSet
 from nsa.witness.shadow.recompute import loss_again
 from nsa.witness.witness import Witness
 
@@ -190,20 +191,20 @@ _ALWAYS = frozenset(("entropy", "max_gate", "entropy_mean", "max_gate_mean"))
 class Tables:
     """training.csv, val.csv and gates.csv of rank 0: one row per step, written at once.
 
-    `aux` off leaves the columns beyond gate health empty. Other ranks write nothing.
+    Without `aux` the columns beyond gate health are empty. Other ranks write nothing.
     """
 
-    def __init__(self, run_dir: Path, *, rank: int, csv: bool, aux: bool, board: bool) -> None:
-        self.aux = aux
+    def __init__(self, run_dir: Path, *, rank: int, toggles: ToggleSet) -> None:
+        self.aux = not toggles.flag("NSA_DISABLE_AUX_STATS")
         self._training = self._val = self._gates = None
         self._board: Any = None
         if rank != 0:
             return
-        if csv:
+        if not toggles.flag("NSA_DISABLE_CSV_LOGS"):
             self._training = _table(run_dir / contract.TRAINING_CSV, contract.TRAINING_COLUMNS)
             self._val = _table(run_dir / contract.VAL_CSV, contract.VAL_COLUMNS)
         self._gates = _table(run_dir / contract.GATES_CSV, contract.GATES_COLUMNS)
-        if board:
+        if not toggles.flag("NSA_TB_DISABLE"):
             self._board = open_board(run_dir / contract.TENSORBOARD_DIR)
 
     def running(self) -> dict[str, bool | None]:

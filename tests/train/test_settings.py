@@ -302,8 +302,9 @@ def test_gradient_checkpointing_is_off_under_ddp_unless_allowed(
 
 def test_a_schedule_sets_the_steps() -> None:
     arms = schedule(("a", 5, {"NSA_DDP_BUCKET_MB": "0.5"}), ("b", 5, {}), warmup_steps=2)
-    found = plan("--arms", arms, "--steps", "99")
+    found = plan("--arms", arms, "--steps", "14")
     assert found.total_steps == 14
     assert found.blocks[0].toggles.number("NSA_DDP_BUCKET_MB") == 0.5
     assert found.blocks[1].toggles.number("NSA_DDP_BUCKET_MB") == 25
-    assert "--steps 99 is not used" in found.notes[0]
+    with pytest.raises(ConfigError, match="--steps 99: the schedule of --arms has 14 steps"):
+        plan("--arms", arms, "--steps", "99")
