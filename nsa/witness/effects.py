@@ -7,18 +7,14 @@ know, with the reason as evidence.
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from nsa.attention import PathChoice
-from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
 from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR
-from nsa.config import NSAConfig, Ranges
+from nsa.config import Ranges
 from nsa.contract import ATTEND_RANGE, INSTEAD, SELECTION_RANGES, TIMEOUT_TOLERANCE_S
 from nsa.launch.envfile import sdpa_kernels
 from nsa.launch.output import MIB
@@ -133,31 +129,8 @@ def _ranges(seen: Seen) -> Evidence:
     operators = [round(inside[name].total() / entered[name], 1) for name in names]
     in_one = any(RANGES_OPERATOR in inside[name] for name in names)
     ran = ["v2" if in_one or count >= _VECTORIZED else "v1" for count in operators]
-    vectorized = _needs_no_host(seen.engine.model.cfg.attention, asked)
-    evidence = {
-        "ranges": names,
-        "operators_per_call": operators,
-        "ran": ran,
-        "vectorized": vectorized,
-    }
-    took = names == [SELECTION_RANGES[asked]] and ran == [asked]
-    return took and vectorized == (asked == "v2"), evidence
-
-
-def _needs_no_host(cfg: NSAConfig, version: Ranges) -> bool:
-    """Do the ranges come about without a look at a number?
-
-    Inside of `vmap` tensors have none to look at. What it cannot run as one, it warns of. Other
-    warnings stay warnings: a save may be under way in a thread of its own, and filters are global.
-    """
-    blocks = torch.zeros(2, 1, 1, cfg.n_kv_groups, cfg.n_sel, dtype=torch.int64)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="There is a performance drop")
-            torch.func.vmap(lambda one: build_ranges(one, cfg, version))(blocks)
-    except (NotImplementedError, RuntimeError, UserWarning):
-        return False
-    return True
+    evidence = {"ranges": names, "operators_per_call": operators, "ran": ran}
+    return names == [SELECTION_RANGES[asked]] and ran == [asked], evidence
 
 
 def _fused(seen: Seen) -> Evidence:

@@ -90,7 +90,6 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     kept = float(torch.stack(seen.kept).max()) if seen.kept else None
     return {
         "loss": float(loss),
-        "loss_again": _mean_surprise(seen.logits, batch.tokens),
         "positions": 0 if seen.positions is None else int(seen.positions),
         "own_gradient": plain_floats(least_by_group([(p, float(v)) for p, v in seen.local])),
         "kept": None if kept is None else or_null(kept, digits=4),
@@ -146,15 +145,6 @@ def _counting(seen: _Seen) -> Callable[[nn.Module, Any, Tensor], None]:
         logits.register_hook(count)  # type: ignore[no-untyped-call]
 
     return hook
-
-
-def _mean_surprise(logits: Tensor | None, tokens: Tensor) -> float | None:
-    """Mean of ln(sum(exp(z))) - z[next token] over logits [B,S,V] for tokens [B,S+1], in nats."""
-    if logits is None or logits.shape[:2] != (tokens.shape[0], tokens.shape[1] - 1):
-        return None
-    z = logits.float()
-    following = z.gather(-1, tokens[:, 1:, None].to(z.device))[..., 0]
-    return float((z.logsumexp(-1) - following).mean())
 
 
 def _logit_gradient(seen: _Seen, tokens: Tensor, factor: float) -> float | None:

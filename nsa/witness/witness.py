@@ -57,7 +57,6 @@ class Witness:
         self._weights = first_weights(engine.model) if first == 1 else None
         self._begins_trace = False
         self._largest_lr = 0.0
-        self._first_update: dict[str, float] | None = None
         self._last_proof: dict[str, Any] | None = None
         # Sums of this rank's losses and norms, each times the weight of its step.
         zero = torch.zeros((), dtype=torch.float64, device=engine.device)
@@ -127,9 +126,6 @@ class Witness:
         for name, value in (("loss", loss), ("grad_norm", norm)):
             self._summed[name].add_(value.detach(), alpha=step_weight(step))
         self._largest_lr = max(self._largest_lr, rate)
-        if step == 1:
-            farthest = max(self._movement.by_group().values())
-            self._first_update = plain_floats({"moved": farthest, "lr": rate})
         return self.meter.take()
 
     def written(self, *, timed: bool) -> bool:
@@ -197,7 +193,6 @@ class Witness:
             "moved": plain_floats(self._movement.by_group()),
             "largest_lr": self._largest_lr,
             "updates": updates(self._engine.optimizer),
-            "first_update": self._first_update,
             "summed": {
                 "steps": self._steps,
                 **{name: or_null(float(total)) for name, total in self._summed.items()},
