@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention import ranges_v1, ranges_v2
-from nsa.attention.selection import top_blocks
+from nsa.attention.selection import ranges_v1, ranges_v2, top_blocks
 from nsa.tests import maths
 
 # (batch, sequence length, n_sel): the production shape on a GPU, smaller ones on a CPU.

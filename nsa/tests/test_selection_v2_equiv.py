@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 import nsa
-from nsa.attention import ranges_v1, ranges_v2
-from nsa.attention.reference import attend_selected
-from nsa.attention.selection import group_queries
+from nsa.attention import attend_selected
+from nsa.attention.selection import group_queries, ranges_v1, ranges_v2
 from nsa.tests import maths
 from nsa.toggles import parse_toggles
 
