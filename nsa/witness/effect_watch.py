@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
+from nsa.attention.tracing import OperatorCount, count_ranges
 from nsa.contract import (
     ATTEND_RANGE,
     CMP_RANGE,
@@ -153,14 +153,11 @@ class BlockEvidence:
         running: Mapping[str, Any],
     ) -> None:
         self.block, self.log, self.engine = block, log, engine
-        self.profiler, self.running = profiler, running
-        self._ranges = RangeCounts()
-        self._update: OperatorCount | None = None
+        self.profiler = profiler
+        self._seen = Seen(engine=engine, toggles=block.toggles, running=running)
         self._audit: KernelAudit | None = None
         self._steps, self.emitted, self._counted = 0, False, False
-        # Of the graph of the second step's loss.
-        self._nodes: Counter[str] | None = None
-        self._layer_calls, self._call_hook = 0, ExitStack()
+        self._call_hook = ExitStack()
         wanted = any(block.toggles.flag(name) for name in AUDITED)
         # torch has one profiler: two at once crash the process.
         busy = profiler is not None and profiler.active
@@ -178,7 +175,7 @@ class BlockEvidence:
             return False
         with self._first():
             engine.loss(batch.tokens.to(engine.device), wrapped=False)
-        self._layer_calls = 0
+        self._seen.layer_calls = 0
         if engine.model.recording is not None:
             # Layers that are replayed are not called, and those that are called are not replayed.
             self._call_hook.close()
@@ -198,17 +195,18 @@ class BlockEvidence:
     @contextmanager
     def _looking(self) -> Iterator[None]:
         """Note the graph of the enclosed pass's loss."""
-        self.engine.on_loss = self._look
+
+        def look(loss: Tensor) -> None:
+            self._seen.unwatched = backward_nodes(loss)
+
+        self.engine.on_loss = look
         try:
             yield
         finally:
             self.engine.on_loss = None
 
-    def _look(self, loss: Tensor) -> None:
-        self._nodes = backward_nodes(loss)
-
     def _called(self, _layer: nn.Module, _inputs: object) -> None:
-        self._layer_calls += 1
+        self._seen.layer_calls += 1
 
     @contextmanager
     def _first(self) -> Iterator[None]:
@@ -221,7 +219,7 @@ class BlockEvidence:
             if self._audit is not None:
                 stack.enter_context(self._audit.watch())
             yield
-        self._ranges = counts
+        self._seen.ranges = counts
 
     def judge_steps(self, compiled_in_steps: int) -> None:
         """The block is over: a graph that was compiled in its timed steps spoils their times."""
@@ -233,8 +231,9 @@ class BlockEvidence:
         """Around the optimizer's step; only the block's first one is looked at."""
         if self._steps:
             return nullcontext()
-        self._update = OperatorCount()
-        return self._update
+        operators = OperatorCount()
+        self._seen.update = operators.names
+        return operators
 
     def step_done(self) -> bool:
         """Count a step; emit once DDP has rebuilt its buckets. Says whether it emitted."""
@@ -264,25 +263,14 @@ class BlockEvidence:
             )
         if self._audit is not None and block.toggles.flag("NSA_SDPA_AUDIT"):
             self.log.audit(block.arm, self._audit)
-        for name, took, evidence in judge_all(self._seen()):
+        self._seen.kernels = self._audit.kernels() if self._audit else None
+        wrapped = self.engine.wrapped
+        if wrapped and wrapped.wire:
+            self._seen.wire = wrapped.wire.take() | {"steps": self._steps}
+        for name, took, evidence in judge_all(self._seen):
             # With a profiler, NVTX is judged from the trace, when there is one.
             if name != "NSA_NVTX" or self.profiler is None:
                 self.log.effect(block, name, took, evidence)
-
-    def _seen(self) -> Seen:
-        wrapped = self.engine.wrapped
-        wire = wrapped.wire.take() | {"steps": self._steps} if wrapped and wrapped.wire else None
-        return Seen(
-            engine=self.engine,
-            toggles=self.block.toggles,
-            ranges=self._ranges,
-            update=dict(self._update.names) if self._update else {},
-            kernels=self._audit.kernels() if self._audit else None,
-            wire=wire,
-            running=self.running,
-            unwatched=self._nodes,
-            layer_calls=self._layer_calls,
-        )
 
     def _buckets(self) -> list[Bucket] | None:
         wrapped = self.engine.wrapped

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nsa.attention import PathChoice
@@ -49,9 +49,9 @@ _ABOUT_DDP = ("NSA_DDP_BUCKET_MB", "NSA_DDP_STATIC_GRAPH", "NSA_DDP_FIND_UNUSED"
 UNWATCHED = ("NSA_COMPILE", "NSA_CUDA_GRAPHS")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Seen:
-    """What was observed in a block's first steps.
+    """What was observed so far in a block's first steps.
 
     ranges: of the first forward pass. update: operators of the first optimizer step, by name.
     running: by toggle, the value that the object in charge works with, where one says so; None on
@@ -62,11 +62,11 @@ class Seen:
 
     engine: Engine
     toggles: ToggleSet
-    ranges: RangeCounts
-    update: Mapping[str, int]
-    kernels: Mapping[str, str] | None
-    wire: Mapping[str, Any] | None
     running: Mapping[str, Any]
+    ranges: RangeCounts = field(default_factory=RangeCounts)
+    update: Mapping[str, int] = field(default_factory=dict)
+    kernels: Mapping[str, str] | None = None
+    wire: Mapping[str, Any] | None = None
     unwatched: Mapping[str, int] | None = None
     layer_calls: int = 0
 

@@ -19,13 +19,13 @@ from nsa.config import Kernels
 from nsa.contract import ELSEWHERE
 from nsa.launch.asked import triton_asked
 from nsa.launch.output import say
+from nsa.rounding import or_null
 from nsa.settings import refusal
 from nsa.step.compiled import Refused
 from nsa.step.dispatch import UNTESTED, allow_kernels
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
 from nsa.witness.equations import Agreement, Bound, measure
-from nsa.witness.shadow.sample import or_null
 
 
 class SelfTestError(RuntimeError):

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nsa.contract import Event, Phase
 from nsa.contract.digests import step_weight
@@ -28,15 +29,24 @@ from nsa.data import Batch
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat
 from nsa.model import NSALanguageModel
+from nsa.rounding import or_null, plain_floats
 from nsa.step.compiled import Compiling
 from nsa.step.engine import Engine
 from nsa.witness.effect_watch import BlockEvidence, EffectLog
-from nsa.witness.gradient_probe import probe_gradients, text_again
+from nsa.witness.gradient_probe import (
+    Piece,
+    first_weights,
+    least_by_group,
+    pieces,
+    probe_gradients,
+    text_again,
+)
 from nsa.witness.profiling import StepProfiler
 from nsa.witness.shadow import Shadow
-from nsa.witness.shadow.sample import Movement, first_weights, or_null, plain_floats, updates
 
 _WORD = 1 << 64
+# Evenly spaced elements of each piece, to tell how far it moved in the whole launch.
+_SPACED = 2048
 
 
 class Witness:
@@ -220,6 +230,30 @@ def _passes_as_they_were(engine: Engine) -> Iterator[None]:
     finally:
         for one, gates, blocks in kept:
             one.last_gates, one.last_blocks = gates, blocks
+
+
+class Movement:
+    """How far the parameters moved since this was made, from a sample of every piece."""
+
+    def __init__(self, model: NSALanguageModel) -> None:
+        self._start = [(piece, _sample(piece)) for piece in pieces(model)]
+
+    def by_group(self) -> dict[str, float]:
+        """Root mean square of the change, of the piece that moved least in each group."""
+        changes = [(p, (_sample(p) - before).square().mean().sqrt()) for p, before in self._start]
+        return least_by_group([(piece, float(change)) for piece, change in changes])
+
+
+def _sample(piece: Piece) -> Tensor:
+    flat = piece.of(piece.parameter.detach()).flatten()
+    stride = max(1, flat.numel() // _SPACED)
+    return flat[::stride].double().clone()
+
+
+def updates(optimizer: Optimizer) -> list[int]:
+    """Fewest and most updates of a parameter, as the optimizer itself counts them."""
+    counts = [int(entry["step"]) for entry in optimizer.state.values()]
+    return [min(counts), max(counts)] if counts else [0, 0]
 
 
 class TokenMeter:

@@ -13,8 +13,7 @@ from nsa import layer as layer_module
 from nsa.step.engine import Engine
 from nsa.witness.gradient_probe import _row, probe_gradients
 from nsa.witness.oracle_check import OracleCheck
-from nsa.witness.shadow.sample import Movement
-from nsa.witness.witness import TokenMeter, batch_digest
+from nsa.witness.witness import Movement, TokenMeter, batch_digest
 from tests.train.engines import S, batch, engine
 
 TOLERANCE = 1e-4

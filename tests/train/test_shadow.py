@@ -19,7 +19,7 @@ from nsa.step.engine import Engine
 from nsa.step.optimizer import is_fused, switched
 from nsa.witness.shadow import Shadow, sample
 from nsa.witness.shadow.recompute import branch_use
-from nsa.witness.shadow.sample import updates
+from nsa.witness.witness import updates
 from runbook.accounts.optimizer import shadow_account
 from tests.accounts.launches import WORK, changed, ending_of, honest
 from tests.train import engines

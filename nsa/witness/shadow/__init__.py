@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data import Batch
+from nsa.rounding import or_null, plain_floats
 from nsa.step.engine import Engine
 from nsa.witness.shadow import recompute
 from nsa.witness.shadow.sample import (
@@ -31,8 +32,6 @@ from nsa.witness.shadow.sample import (
     Sample,
     Seen,
     at_least_one,
-    or_null,
-    plain_floats,
 )
 
 # The update itself takes some ten roundings more than adding it to the weight does.
