@@ -11,7 +11,7 @@ Compiling takes longer than measuring, and goes before it, side by side in as ma
 
 Every value is a line in rows.jsonl as soon as it is known; a line that is there is not repeated.
 --save writes those that are faster than what was there by more than noise into the package, by the
-device's name (`nsa.attention.triton.launch`).
+device's name (`nsa.attention.triton`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ from benchmarks.attention.checks import CFG, inputs, largest_error, ours
 from benchmarks.attention.times import breakdown
 from benchmarks.attention_gpu import sparse
 from benchmarks.program import TO_BE_CONTINUED, Program, markdown_table, names
-from nsa.attention.triton import Tile, launch
+from nsa.attention import triton as launch
+from nsa.attention.triton import Tile
 from runbook.files import write_atomic
 
 # What a different order of sums may change, as a share of the largest number: bfloat16's rounding.
