@@ -27,7 +27,7 @@ from torch.linalg import vector_norm
 from nsa.contract import WEIGHT_CUTS, WEIGHT_SIGNS
 from nsa.data import Batch
 from nsa.data.text import Gpt2Tokenizer
-from nsa.layer import Columns, NSAAttention
+from nsa.layer import NSAAttention, columns
 from nsa.model import NSALanguageModel
 from nsa.rounding import or_null, plain_floats
 from nsa.settings import DataSection
@@ -65,7 +65,7 @@ def pieces(model: NSALanguageModel) -> Iterator[Piece]:
     cuts: dict[int, dict[str, slice]] = {}
     for module in model.modules():
         if isinstance(module, NSAAttention):
-            cuts[id(module.in_proj.weight)] = Columns(cfg=module.cfg).slices
+            cuts[id(module.in_proj.weight)] = columns(module.cfg)
     for name, parameter in model.named_parameters():
         group = _LAYER_NUMBER.sub("", name).removesuffix(".weight")
         whole = {"": slice(None)}
