@@ -8,7 +8,7 @@ and knows nothing of `nsa.train`.
 Behind it: the proof of the first and of the last batch (`gradient_probe`, `oracle_check` with
 `oracle`), drawn steps a second time (`shadow`), tokens counted where they are embedded
 (`TokenMeter`), and whether toggles took effect (`effect_watch` with `effects`, `profiling`). Before
-anything trains, `self_test` holds attention to its `equations`.
+anything trains, `self_test` holds attention to its equations.
 """
 
 from __future__ import annotations

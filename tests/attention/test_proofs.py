@@ -23,7 +23,7 @@ from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Kernels, Phi, Way
 from nsa.layer import columns, n_columns, rotations, split_projection
 from nsa.rounding import error_of
-from nsa.witness.equations import Bound, measure
+from nsa.witness.self_test import Bound, measure
 from tests.factory.tables import table
 
 WAYS = {

@@ -21,7 +21,6 @@ from nsa.step.ddp import Bucket
 from nsa.toggles import SAFE_MODE, TOGGLES, parse_toggles, with_safe_mode
 from nsa.witness import effects
 from nsa.witness.effects import Seen
-from nsa.witness.equations import random_inputs
 from nsa.witness.profiling import (
     DEVICE_RANGE,
     HOST,
@@ -31,6 +30,7 @@ from nsa.witness.profiling import (
     summarize,
     torch_profiler,
 )
+from nsa.witness.self_test import random_inputs
 
 # Not in the table of rules: the loop and the tables say what they really do.
 RUNNING = {
