@@ -29,15 +29,14 @@ from torch.nn.functional import embedding_bag
 
 from nsa.attention.branches import Branches, split_dim
 from nsa.attention.cpu.pieces import (
+    WORKSPACE,
     Pairs,
     Piece,
     Run,
     Schedule,
-    Workspace,
     masked_piece,
     pair_stretches,
     schedule,
-    workspace,
 )
 from nsa.attention.selection import (
     Picker,
@@ -106,10 +105,9 @@ class Branch:
         k, kept = (k * cut.scale).contiguous(), list[Tensor]() if cut.masked else None
         return Branch(q=q, k=k, v=v.contiguous(), out=out, lse=lse, kept=kept, cut=cut)
 
-    @property
-    def space(self) -> Workspace:
-        """Of the thread that asks."""
-        return workspace(self.q.dtype)
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Scratch of the branch's type, of the thread that asks."""
+        return WORKSPACE.take(name, self.q.dtype, *shape)
 
     def element(self, b: int) -> Branch:
         """One batch element."""
@@ -122,22 +120,22 @@ class Branch:
         Returns probabilities [G,M,L], which live in the workspace until its next use, or for as
         long as in `kept`, to which they are added.
         """
-        heads, space = self.cut.cfg.heads_per_group, self.space
+        heads = self.cut.cfg.heads_per_group
         r, t = piece.rows(heads), slice(piece.first, piece.last)
         q, k = self.q[:, r], self.k[:, t]
         groups, rows = q.shape[:2]
-        scores = space.take("scores", groups, rows, k.shape[1])
+        scores = self.take("scores", groups, rows, k.shape[1])
         torch.bmm(q, k.transpose(1, 2), out=scores)
         piece.cover(scores, heads)
-        top = torch.amax(scores, -1, keepdim=True, out=space.take("top", groups, rows, 1))
+        top = torch.amax(scores, -1, keepdim=True, out=self.take("top", groups, rows, 1))
         if self.kept is None:
-            p = torch.softmax(scores, -1, out=space.take("probabilities", *scores.shape))
+            p = torch.softmax(scores, -1, out=self.take("probabilities", *scores.shape))
         else:
             p = scores.softmax(-1)
             self.kept.append(p)
         torch.bmm(p, self.v[:, t], out=self.out[:, r])
         # The largest probability is 1 over the sum of exp(score - top).
-        largest = torch.amax(p, -1, keepdim=True, out=space.take("total", groups, rows, 1))
+        largest = torch.amax(p, -1, keepdim=True, out=self.take("total", groups, rows, 1))
         torch.sub(top, largest.log_(), out=self.lse[:, r])
         return p
 
@@ -166,18 +164,18 @@ class Branch:
 
     def _meet(self, g: int, r: slice, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Output [tokens*h, Dv] and log-sum-exp [tokens*h, 1] of a stretch of one group."""
-        k, v, space, ahead = self.k[g], self.v[g], self.space, self.cut.ahead
+        k, v, ahead = self.k[g], self.v[g], self.cut.ahead
         heads, d_k = self.cut.cfg.heads_per_group, k.shape[1]
         q = self.q[g, r].view(-1, heads * d_k)
         rows = pairs.n_pairs * heads
-        partial = space.take("partial", rows, v.shape[1])
-        top, total = space.take("top", rows, 1), space.take("total", rows, 1)
+        partial = self.take("partial", rows, v.shape[1])
+        top, total = self.take("top", rows, 1), self.take("total", rows, 1)
         for run in pairs.runs:
             part = slice(run.low * heads, run.high * heads)
             size = (run.high - run.low) * heads
-            queries = space.take("queries", run.high - run.low, q.shape[1])
+            queries = self.take("queries", run.high - run.low, q.shape[1])
             torch.index_select(q, 0, run.tokens, out=queries)
-            scores = space.take("scores", size, run.last - run.first)
+            scores = self.take("scores", size, run.last - run.first)
             torch.mm(queries.view(size, d_k), k[run.first : run.last].T, out=scores)
             if run.diagonal:
                 mine, bias = _inside(scores, run, heads, ahead.bias)
@@ -221,7 +219,7 @@ class BranchGrads(Branch):
         grad, gate = self.grad[:, start:stop], self.gate[:, start:stop]
         heads = grad.shape[2]
         r = slice(start * heads, stop * heads)
-        scratch = self.space.take("grad", *grad.shape)
+        scratch = self.take("grad", *grad.shape)
         out = self.out[:, r].view(grad.shape)
         d_gate = torch.mul(grad, out, out=scratch).sum(-1, keepdim=True)
         self.d_gate[:, start:stop] = d_gate
@@ -232,21 +230,21 @@ class BranchGrads(Branch):
 
     def pieces(self, pieces: tuple[Piece, ...]) -> None:
         """Add the dense pieces' gradients."""
-        heads, space = self.cut.cfg.heads_per_group, self.space
+        heads = self.cut.cfg.heads_per_group
         for number, piece in enumerate(pieces, self.first):
             r, t = piece.rows(heads), slice(piece.first, piece.last)
             grad, minus = self._gated(piece.start, piece.stop)
             q, k = self.q[:, r], self.k[:, t]
             shape = (*q.shape[:2], k.shape[1])
             if self.kept is None:
-                p = space.take("scores", *shape)
+                p = self.take("scores", *shape)
                 torch.baddbmm(minus[..., 0:1], q, k.transpose(1, 2), out=p)
                 recover(p)
                 piece.erase(p, heads)
             else:
                 p = self.kept[number]
             self.dv[:, t].baddbmm_(p.transpose(1, 2), grad)
-            ds = space.take("gradients", *shape)
+            ds = self.take("gradients", *shape)
             torch.baddbmm(minus[..., 1:2], grad, self.v[:, t].transpose(1, 2), out=ds)
             ds.mul_(p)
             self.dk[:, t].baddbmm_(ds.transpose(1, 2), q)
@@ -264,27 +262,27 @@ class BranchGrads(Branch):
 
     def _give(self, g: int, r: slice, grad: Tensor, minus: Tensor, pairs: Pairs) -> None:
         """Those of one group's stretch, of grad [tokens, h*Dv] and minus [tokens, h, 2]."""
-        k, v, space, ahead = self.k[g], self.v[g], self.space, self.cut.ahead
+        k, v, ahead = self.k[g], self.v[g], self.cut.ahead
         dk, dv = self.dk[g], self.dv[g]
         heads, d_k, d_v = minus.shape[1], k.shape[1], v.shape[1]
         q = self.q[g, r].view(-1, heads * d_k)
-        partial = space.take("partial", pairs.n_pairs * heads, d_k)
+        partial = self.take("partial", pairs.n_pairs * heads, d_k)
         for run in pairs.runs:
             t, size = slice(run.first, run.last), (run.high - run.low) * heads
-            queries = space.take("queries", run.high - run.low, q.shape[1])
-            grads = space.take("grads", run.high - run.low, grad.shape[1])
+            queries = self.take("queries", run.high - run.low, q.shape[1])
+            grads = self.take("grads", run.high - run.low, grad.shape[1])
             torch.index_select(q, 0, run.tokens, out=queries)
             torch.index_select(grad, 0, run.tokens, out=grads)
             queries, grads = queries.view(size, d_k), grads.view(size, d_v)
             lse, delta = minus.index_select(0, run.tokens).view(size, 2).unbind(1)
-            p = space.take("scores", size, run.last - run.first)
+            p = self.take("scores", size, run.last - run.first)
             torch.addmm(lse[:, None], queries, k[t].T, out=p)
             recover(p)
             if run.diagonal:
                 mine, keep = _inside(p, run, heads, ahead.keep)
                 mine.mul_(keep)
             dv[t].addmm_(p.T, grads)
-            ds = space.take("gradients", size, run.last - run.first)
+            ds = self.take("gradients", size, run.last - run.first)
             torch.addmm(delta[:, None], grads, v[t].T, out=ds)
             ds.mul_(p)
             dk[t].addmm_(ds.T, queries)

@@ -25,40 +25,28 @@ PARTIAL_BYTES = 32 << 20
 SPLIT = 512  # queries of one block handled at once
 
 
-_threads = threading.local()
-
-
-class Workspace:
-    """Named scratch tensors of one type, which outlive a call.
+class Workspace(threading.local):
+    """Named scratch tensors of a thread, which outlive a call.
 
     Fresh memory costs a page fault per 4 KiB, which at these sizes is a tenth of the whole layer;
     so one thread's calls share their scratch, whose size the cutting of the work bounds.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._kept: dict[str, Tensor] = {}
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """Uninitialized memory of this shape; taking the same name again overwrites it."""
-        size = math.prod(shape)
-        kept = self._kept.get(name)
+        key, size = (name, dtype), math.prod(shape)
+        kept = self._kept.get(key)
         if kept is None or kept.numel() < size:
-            self._kept.pop(name, None)
-            kept = torch.empty(size, dtype=self._dtype)
-            self._kept[name] = kept
+            self._kept.pop(key, None)
+            kept = torch.empty(size, dtype=dtype)
+            self._kept[key] = kept
         return kept[:size].view(shape)
 
 
-def workspace(dtype: torch.dtype) -> Workspace:
-    """This thread's workspace for a type."""
-    spaces: dict[torch.dtype, Workspace] | None = getattr(_threads, "spaces", None)
-    if spaces is None:
-        spaces = {}
-        _threads.spaces = spaces
-    if dtype not in spaces:
-        spaces[dtype] = Workspace(dtype)
-    return spaces[dtype]
+WORKSPACE = Workspace()
 
 
 @dataclass(frozen=True, kw_only=True)
