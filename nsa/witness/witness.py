@@ -62,7 +62,7 @@ class Witness:
         self._profiler: StepProfiler | None = None
         if plan.flags.profile_steps and engine.ranks.rank == 0:
             self._profiler = StepProfiler(run_dir, plan.flags.profile_steps, engine.device.type)
-        self._evidence: BlockEvidence | None = None
+        self._watched: BlockEvidence  # of the block that has begun
         # Before DDP gives every rank those of rank 0. What goes on from a checkpoint has none.
         self._weights = first_weights(engine.model) if first == 1 else None
         self._begins_trace = False
@@ -84,7 +84,7 @@ class Witness:
 
     def begin_block(self, block: Block, running: Mapping[str, Any]) -> None:
         """A block's steps begin; `running`: what the objects in charge of toggles work with."""
-        self._evidence = BlockEvidence(
+        self._watched = BlockEvidence(
             block, log=self._log, engine=self._engine, profiler=self._profiler, running=running
         )
         self.compiling.begin_block()
@@ -211,12 +211,6 @@ class Witness:
             "recomputed": self._shadow.report_recomputed(),
             "proof": self._last_proof,
         }
-
-    @property
-    def _watched(self) -> BlockEvidence:
-        if self._evidence is None:
-            raise RuntimeError("begin_block() comes before the first step")
-        return self._evidence
 
 
 @contextmanager
