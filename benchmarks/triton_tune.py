@@ -11,7 +11,7 @@ Compiling takes longer than measuring, and goes before it, side by side in as ma
 
 Every value is a line in rows.jsonl as soon as it is known; a line that is there is not repeated.
 --save writes those that are faster than what was there by more than noise into the package, by the
-device's name (`nsa.attention.triton.launch`).
+device's name (`nsa.attention.triton`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import dataclasses
 import itertools
 import json
 import multiprocessing
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -40,7 +39,8 @@ from benchmarks.attention.checks import CFG, inputs, largest_error, ours
 from benchmarks.attention.times import breakdown
 from benchmarks.attention_gpu import sparse
 from benchmarks.program import TO_BE_CONTINUED, Program, markdown_table, names
-from nsa.attention.triton import Tile, launch
+from nsa.attention import triton as launch
+from nsa.attention.triton import Tile
 from runbook.files import write_atomic
 
 # What a different order of sums may change, as a share of the largest number: bfloat16's rounding.
@@ -96,10 +96,8 @@ class Case:
                 return saved(branch, cut, *told)
             names = self.field.split(".")
             before.append(reduce(lambda part, name: part and getattr(part, name), names, cut))
-            told: Any = self.value
-            for name in reversed(names):
-                told = {name: told}
-            return launch.put(cut, told)
+            made: Any = self.value
+            return launch.put(cut, reduce(lambda part, name: {name: part}, reversed(names), made))
 
         with patch.object(launch, "_with_choices", exchanged):
             yield before
@@ -201,48 +199,34 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def chosen(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The best value of each kernel at each shape, where it is worth it."""
-    found = []
+def choices_of(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Of each branch and length that was measured the parts of a cut to exchange: the best value of
+    each kernel, where it is worth it.
+    """
+    made: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        if "ms" in row:
+            made.setdefault(row["branch"], {}).setdefault(row["shape"].partition("x")[2], {})
     right = [row for row in rows if row.get("right")]
     for _, here in by(right, lambda row: (row["shape"], row["kernels"][0])):
         shipped = [row["ms"] for row in here if row["shipped"]]
-        if not shipped:
-            continue
         best = min(here, key=lambda row: row["ms"])
-        if best["ms"] <= _WORTH * min(shipped):
+        if shipped and best["ms"] <= _WORTH * min(shipped):
+            part = made[best["branch"]][best["shape"].partition("x")[2]]
+            *outer, last = best["field"].split(".")
+            for name in outer:
+                part = part.setdefault(name, {})
             value = best["value"]
             if isinstance(value, list):
                 value = dict(zip(("rows", "warps", "stages"), value, strict=True))
-            kept = {"branch": best["branch"], "seq_len": length_of(best), "field": best["field"]}
-            found.append(kept | {"value": value})
-    return found
-
-
-def length_of(row: dict[str, Any]) -> int:
-    """Tokens of a sequence."""
-    return int(row["shape"].partition("x")[2])
-
-
-def choices_of(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Of each branch and length that was measured the parts of a cut to exchange, if any."""
-    made: dict[str, dict[str, dict[str, Any]]] = {}
-    known = [row for row in rows if "ms" in row]
-    for row in sorted(known, key=lambda row: (row["branch"], length_of(row))):
-        made.setdefault(row["branch"], {})[str(length_of(row))] = {}
-    for one in chosen(rows):
-        *outer, last = one["field"].split(".")
-        part = made[one["branch"]][str(one["seq_len"])]
-        for name in outer:
-            part = part.setdefault(name, {})
-        part[last] = one["value"]
+            part[last] = value
     return made
 
 
 def save(rows: Sequence[dict[str, Any]]) -> None:
     """Into the package's folder, for this device; of other branches, what was there stays."""
     device = torch.cuda.get_device_name()
-    path = launch.FOLDER / f"{re.sub(r'[^A-Za-z0-9]+', '-', device).strip('-')}.json"
+    path = launch.FOLDER / f"{'-'.join(device.split())}.json"
     choices, untimed = choices_of(rows), []
     if path.is_file():
         before = json.loads(path.read_text("utf-8"))
@@ -257,7 +241,6 @@ def save(rows: Sequence[dict[str, Any]]) -> None:
         "choices": choices,
         "untimed": untimed,
     }
-    path.parent.mkdir(exist_ok=True)
     write_atomic(path, json.dumps(document, indent=1) + "\n")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -36,27 +36,16 @@ PARTS = ("q", "k_cmp", "k_sel", "k_win", "v_cmp", "v_sel", "v_win", "gates")
 Recorded = Callable[[Tensor], Tensor | None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
+def columns(cfg: NSAConfig) -> dict[str, slice]:
     """Where each part lies among the columns of the product, heads side by side."""
+    widths = [math.prod(part_shape(part, cfg)) for part in PARTS]
+    ends = accumulate(widths)
+    return {p: slice(e - w, e) for p, e, w in zip(PARTS, ends, widths, strict=True)}
 
-    cfg: NSAConfig
 
-    @property
-    def widths(self) -> list[int]:
-        """Columns of each part."""
-        return [heads * width for heads, width in (part_shape(part, self.cfg) for part in PARTS)]
-
-    @property
-    def slices(self) -> dict[str, slice]:
-        """Column slice of each part."""
-        ends = accumulate(self.widths)
-        return {p: slice(e - w, e) for p, e, w in zip(PARTS, ends, self.widths, strict=True)}
-
-    @property
-    def total(self) -> int:
-        """Columns in all."""
-        return sum(self.widths)
+def n_columns(cfg: NSAConfig) -> int:
+    """Those of all parts."""
+    return sum(math.prod(part_shape(part, cfg)) for part in PARTS)
 
 
 def rotations(positions: Tensor, d: int, base: float, dtype: torch.dtype) -> Tensor:
@@ -85,9 +74,9 @@ def aligned(weight: Tensor) -> Tensor:
 
 
 def split_projection(y: Tensor, gate_bias: Tensor, turns: Tensor, cfg: NSAConfig) -> Branches:
-    """Cut y [B,S,Columns.total] apart: keys and queries turned, gates through the sigmoid.
+    """Cut y [B,S,n_columns] apart: keys and queries turned, gates through the sigmoid.
 
-    Columns of y beyond Columns.total are those of `aligned`, of no use here.
+    Columns of y beyond `n_columns` are those of `aligned`, of no use here.
 
     Queries and the keys of all branches lie side by side, so that one product turns them all; two
     vectors turned like this have a product that depends on their positions only through the
@@ -161,9 +150,9 @@ class NSAAttention(nn.Module):
             raise NSAError(f"d_k={cfg.d_k}: rotary positions need an even key width")
         self.cfg, self.way = cfg, way
         self.rope_base = ROPE_BASE
-        # One product makes queries, every branch's keys and values, and gates; `Columns` says
+        # One product makes queries, every branch's keys and values, and gates; `columns` says
         # which rows of the weight are whose.
-        self.in_proj = nn.Linear(cfg.dim, Columns(cfg=cfg).total, bias=False)
+        self.in_proj = nn.Linear(cfg.dim, n_columns(cfg), bias=False)
         self.gate_bias = nn.Parameter(torch.zeros(cfg.n_heads * 3))
         self.out_proj = nn.Linear(cfg.n_heads * cfg.d_v, cfg.dim, bias=False)
         if cfg.phi == "mlp":

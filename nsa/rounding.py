@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -75,3 +76,13 @@ class Gap:
     def beyond(self) -> float:
         """The error in units of the bound; one that is no number is beyond all others."""
         return math.inf if math.isnan(self.error) else self.error / self.allowed
+
+
+def or_null(number: float, digits: int = 17) -> float | None:
+    """The number to so many digits, for a line that has no NaN: None where it is not finite."""
+    return float(f"{number:.{digits}g}") if math.isfinite(number) else None
+
+
+def plain_floats(values: dict[str, float]) -> dict[str, Any]:
+    """Rounded to six digits, for a line that people may read."""
+    return {name: float(f"{value:.6g}") for name, value in values.items()}

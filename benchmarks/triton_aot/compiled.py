@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.triton_aot.kernels import PARTS, Kernel, as_assumed
 from benchmarks.triton_aot.loops import RATED, Loop, main_loop
-from nsa.attention.triton import launch, register_limit
+from nsa.attention import triton as launch
 from nsa.config import NSAConfig
 
 SHORT, LONG = 2048, 131_072
@@ -107,7 +107,7 @@ def compile_kernel(kernel: Kernel, capability: int, dtype: str) -> Compiled:
     source = ASTSource(fn=kernel.function, signature=signature, constexprs=kernel.constants,
                        attrs=aligned)  # fmt: skip
     options = {"num_warps": kernel.warps, "num_stages": kernel.stages}
-    limit = register_limit(capability // 10)
+    limit = launch.register_limit(capability // 10)
     options |= {} if limit is None else {"maxnreg": limit}
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     usage, assembly = _inspect(made.asm["cubin"])

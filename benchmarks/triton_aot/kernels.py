@@ -135,7 +135,7 @@ def compressed(
 ) -> Iterator[Kernel]:
     """The compressed branch: forward, gradients of keys, the choice of blocks."""
     from nsa.attention.triton import compressed as launch
-    from nsa.attention.triton.compressed import rows, top
+    from nsa.attention.triton.compressed import rows
 
     cut = adjust("top", adjust("compressed", choose_compressed_cut(cfg, seq_len, pairs)))
     shape = launch.compressed_constants(cfg)
@@ -147,7 +147,7 @@ def compressed(
     yield _tiled("compressed dk, dv", own, cut.key_gradient, owned)
     chosen = launch.top_constants(cfg, torch.bfloat16)
     yield Kernel(
-        name=f"top blocks, {cut.top.rows} tokens", function=top.top_kernel, warps=cut.top.warps,
+        name=f"top blocks, {cut.top.rows} tokens", function=launch.top_kernel, warps=cut.top.warps,
         stages=cut.top.stages, dots=True,
         constants={**chosen, "TOKENS": cut.top.rows, "BLOCKS": cut.blocks},
     )  # fmt: skip

@@ -42,26 +42,20 @@ from nsa.contract import (
     WIN_RANGE,
 )
 
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
+def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, way: Way) -> Tensor:
+    """SDPA of q [M,h,C,Dk], by hand where fused kernels are switched off.
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """SDPA of q [M,h,C,Dk]; without a bias it is causal from position 0."""
-    return scaled_dot_product_attention(
-        q, k, v, attn_mask=bias, is_causal=bias is None, scale=scale
-    )
-
-
-def _explicit(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) -> Tensor:
-    """The same by hand, for when fused kernels are switched off."""
+    Without a bias it is causal from position 0.
+    """
+    scale: float = q.shape[-1] ** -0.5
+    if way.use_flash:
+        causal = bias is None
+        return scaled_dot_product_attention(q, k, v, attn_mask=bias, is_causal=causal, scale=scale)
     if bias is None:
         bias = q.new_full((q.shape[2], k.shape[2]), float("-inf")).triu_(1)
     logits = (q @ k.transpose(-1, -2)).float() if q.dtype.itemsize < 4 else q @ k.transpose(-1, -2)
     return (logits * scale + bias).softmax(-1).to(v.dtype) @ v
-
-
-def _attend(way: Way) -> Attend:
-    return _fused if way.use_flash else _explicit
 
 
 def _by_group(q: Tensor) -> Tensor:
@@ -85,9 +79,9 @@ def _widen(x: Tensor, cfg: NSAConfig) -> Tensor:
     return wide.flatten(0, 1)
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, attend: Attend) -> Tensor:
+def _causal(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, way: Way) -> Tensor:
     """Causal attention [B,S,G,h,Dv] of q [B,S,G,h,Dk] on all of k, v [B,S,G,D]."""
-    out = attend(_by_group(q), _widen(k, cfg), _widen(v, cfg), None, cfg.d_k**-0.5)
+    out = _attend(_by_group(q), _widen(k, cfg), _widen(v, cfg), None, way)
     return _by_token(out, q)
 
 
@@ -321,12 +315,12 @@ def _compressed(q: Tensor, x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]
 
 def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) -> Tensor:
     """Selected branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]."""
-    seq_len, attend = q.shape[1], _attend(way)
+    seq_len = q.shape[1]
     ranges = build_ranges(blocks, cfg, way.selection_ranges)
     with profile_range(ATTEND_RANGE):
         if seq_len <= cfg.n_sel * cfg.l_sel:
             # Everything visible is selected.
-            return _causal(q, x.k_sel, x.v_sel, cfg, attend)
+            return _causal(q, x.k_sel, x.v_sel, cfg, way)
         whole = block_map(ranges, cfg.n_blocks(seq_len), cfg).transpose(1, 2).flatten(0, 1)
         # What is added to scores: ln 1 = 0 and ln 0 = minus infinity, exactly.
         chosen = whole.to(q.dtype).log_()
@@ -339,7 +333,7 @@ def _selected(q: Tensor, x: Branches, blocks: Tensor, cfg: NSAConfig, way: Way) 
             with nullcontext() if torch.compiler.is_compiling() else _made_again(bias, make):
                 part = _cut(rows, 2, start, stop)
                 seen = _cut(k, 2, 0, stop), _cut(v, 2, 0, stop)
-                parts.append(attend(part, *seen, bias, cfg.d_k**-0.5))
+                parts.append(_attend(part, *seen, bias, way))
         out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     return _by_token(out, q)
 
@@ -355,7 +349,7 @@ def _band(count: int, w: int, q: Tensor) -> Tensor:
     return bias[:, None]
 
 
-def _masked_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, attend: Attend) -> Tensor:
+def _masked_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, way: Way) -> Tensor:
     """Window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk] on k, v [B,S,G,D], for S > w, by masks."""
     batch, seq_len, groups, heads = q.shape[:4]
     w = cfg.w
@@ -374,7 +368,7 @@ def _masked_window(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, attend: Atte
     bias = _band(count, w, rows)
     if batch > 1:
         bias = bias.repeat(batch, 1, 1, 1)
-    out = split_dim(attend(rows, keys, values, bias, cfg.d_k**-0.5).transpose(1, 2), 0, count)
+    out = split_dim(_attend(rows, keys, values, bias, way).transpose(1, 2), 0, count)
     return split_dim(out.flatten(1, 2)[:, :seq_len], 2, heads)
 
 
@@ -382,7 +376,7 @@ def _window(q: Tensor, x: Branches, cfg: NSAConfig, way: Way) -> Tensor:
     """Sliding-window branch [B,S,G,h,Dv] of q [B,S,G,h,Dk]: the last w tokens, the current too."""
     with profile_range(WIN_RANGE):
         within = _causal if q.shape[1] <= cfg.w else _masked_window
-        return within(q, x.k_win, x.v_win, cfg, _attend(way))
+        return within(q, x.k_win, x.v_win, cfg, way)
 
 
 class _Mix(torch.autograd.Function):

@@ -156,13 +156,6 @@ def top_blocks(
     return torch.nn.functional.pad(order, (0, cfg.n_sel - taken), value=-1)
 
 
-def everything_visible(start: int, stop: int, cfg: NSAConfig, device: torch.device) -> Tensor:
-    """Selection of queries that see at most n_sel blocks: [stop - start, n_sel], -1 padded."""
-    block = torch.arange(cfg.n_sel, device=device)
-    current = torch.arange(start, stop, device=device)[:, None] // cfg.l_sel
-    return block.masked_fill(block > current, -1)
-
-
 class Picker:
     """Collects the blocks of all queries in `picked`: parts [groups, tokens, n_sel].
 
@@ -173,8 +166,9 @@ class Picker:
         """positions [S]; those that must choose, but see no compressed key yet, have chosen."""
         self.cfg, self.positions = cfg, positions
         self.first = min(positions.numel(), cfg.n_sel * cfg.l_sel)
-        early = everything_visible(0, self.first, cfg, positions.device)
-        self.picked = [early.expand(groups, -1, -1)]
+        block = torch.arange(cfg.n_sel, device=positions.device)
+        current = positions[: self.first, None] // cfg.l_sel
+        self.picked = [block.masked_fill(block > current, -1).expand(groups, -1, -1)]
         blind = min(cfg.l - 1, positions.numel())
         if self.first < blind:
             nothing = positions.new_zeros(groups, blind - self.first, 0, dtype=torch.float32)

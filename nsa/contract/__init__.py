@@ -372,7 +372,7 @@ class Event(StrEnum):
     INIT_DONE = "init_done"
     PROOF = (
         "proof",
-        "loss loss_again positions own_gradient kept mean_low mean_high wire missing norm_told "
+        "loss positions own_gradient kept mean_low mean_high wire missing norm_told "
         "norm_before norm_after logit_gradient oracle weights text",
     )
     STEP_START = "step_start"
@@ -398,7 +398,7 @@ class Event(StrEnum):
     EXIT = (
         "exit",
         "code reason steps_done param_hash fetched_sum embedded_sum moved largest_lr updates "
-        "first_update summed shadow recomputed proof saved in_force",
+        "summed shadow recomputed proof saved in_force",
     )
 
 

@@ -1,6 +1,6 @@
 """Every path equals the equations on small shapes: outputs, gradients and selected blocks.
 
-The equations are `nsa.witness.equations`, which share nothing with the paths.
+The equations are those of `nsa.witness.self_test`, which share nothing with the paths.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from nsa.attention import attend
 from nsa.config import NSAConfig, Way
 from nsa.tests import maths
-from nsa.witness.equations import Agreement, Bound, measure
+from nsa.witness.self_test import Agreement, Bound, measure
 
 # float64 pins the algorithm; float32 pins the path that training runs.
 EXACT, TYPES = Bound(whole=1e-12, row=1e-12, scores=1e-12), (torch.float64, torch.float32)

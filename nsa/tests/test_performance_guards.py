@@ -11,8 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.attention import ranges_v1, ranges_v2
-from nsa.attention.selection import top_blocks
+from nsa.attention.selection import ranges_v1, ranges_v2, top_blocks
 from nsa.config import NSAConfig
 from nsa.tests import maths
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nsa.attention import ranges_v1, ranges_v2
-from nsa.attention.reference import attend_selected
-from nsa.attention.selection import group_queries
+from nsa.attention import attend_selected
+from nsa.attention.selection import group_queries, ranges_v1, ranges_v2
 from nsa.config import NSAConfig
 from nsa.tests import maths
 from nsa.toggles import parse_toggles

@@ -16,7 +16,7 @@ import torch
 from nsa.attention.branches import part_shape
 from nsa.attention.selection import full_float32
 from nsa.data import Batch
-from nsa.layer import Columns
+from nsa.layer import columns
 from nsa.tests import built, maths
 from nsa.tests.truth import SLOPES, Truth
 from nsa.witness import oracle
@@ -185,10 +185,10 @@ def test_every_parameter_is_proven(case: str, folder: Path) -> None:
     assert all((covered[name] == 1).all() for name, _ in engine.model.named_parameters())
     for name, slopes in expected.slopes.items():
         assert np.abs(slopes).max() > 1e-5, f"{name} does not matter: {slopes}"
-    columns = Columns(cfg=expected.cfg.attention)
-    ours = oracle.in_proj_rows(columns.cfg)
-    assert {n: rows for n, (rows, _, _) in ours.items()} == columns.slices
-    assert {n: row[1:] for n, row in ours.items()} == {n: part_shape(n, columns.cfg) for n in ours}
+    cfg = expected.cfg.attention
+    ours = oracle.in_proj_rows(cfg)
+    assert {n: rows for n, (rows, _, _) in ours.items()} == columns(cfg)
+    assert {n: row[1:] for n, row in ours.items()} == {n: part_shape(n, cfg) for n in ours}
 
 
 @pytest.mark.parametrize("case", list(built.CASES))

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nsa.attention.tracing import OperatorCount, RangeCounts, count_ranges
+from nsa.attention.tracing import OperatorCount, count_ranges
 from nsa.contract import (
     ATTEND_RANGE,
     CMP_RANGE,
@@ -47,30 +47,13 @@ _EVIDENCE_STEPS = 4
 _WORDS = {True: "took effect", False: "had NO effect", None: "unproven"}
 
 
-class KernelAudit:
-    """Profiles the work inside `watch` and sorts its operators by branch."""
-
-    def __init__(self, device_type: str) -> None:
-        self._device_type = device_type
-        self.ops: dict[str, Counter[str]] = {}
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Profile the enclosed work; afterwards `branches` tells what ran."""
-        with torch_profiler(self._device_type) as profiler:
-            yield
-        self.ops = operators_by_branch(profiler.function_events)
-
-    def branches(self) -> dict[str, dict[str, Any]]:
-        """For each branch the kernel and the operators with their counts."""
-        return {
-            branch: {"kernel": kernel_name(ops), "ops": dict(sorted(ops.items()))}
-            for branch, ops in self.ops.items()
-        }
-
-    def kernels(self) -> dict[str, str]:
-        """For each branch the kernel."""
-        return {branch: kernel_name(ops) for branch, ops in self.ops.items()}
+@contextmanager
+def audited(device_type: str) -> Iterator[dict[str, Counter[str]]]:
+    """Profile the enclosed work; afterwards this holds its operators, by branch."""
+    found: dict[str, Counter[str]] = {}
+    with torch_profiler(device_type) as profiler:
+        yield found
+    found.update(operators_by_branch(profiler.function_events))
 
 
 def operators_by_branch(events: Any) -> dict[str, Counter[str]]:
@@ -120,18 +103,21 @@ class EffectLog:
             rank=self.heartbeat.rank,
         )
 
-    def audit(self, arm: str, audit: KernelAudit) -> None:
-        """Keep an arm's kernels and write the file anew."""
-        self._audits[arm] = {"branches": audit.branches()}
+    def audit(self, arm: str, audit: Mapping[str, Counter[str]]) -> None:
+        """Keep an arm's kernels, with the operators and their counts, and write the file anew."""
+        kernels = {branch: kernel_name(ops) for branch, ops in audit.items()}
+        branches = {
+            branch: {"kernel": kernel, "ops": dict(sorted(audit[branch].items()))}
+            for branch, kernel in kernels.items()
+        }
+        self._audits[arm] = {"branches": branches}
         write_json(self.run_dir / SDPA_AUDIT_JSON, {"arms": self._audits})
-        shown = ", ".join(f"{branch}={kernel}" for branch, kernel in audit.kernels().items())
+        shown = ", ".join(f"{branch}={kernel}" for branch, kernel in kernels.items())
         say(f"[sdpa] {arm or 'run'}: {shown}")
 
     def prove_nvtx(self, block: Block, profiler: StepProfiler) -> None:
         """Once both profilers are done: the saved trace proves the ranges, or their absence."""
-        if not profiler.complete or profiler.summary is None:
-            return
-        if not block.toggles.flag("NSA_NVTX"):
+        if not (profiler.complete and profiler.summary and block.toggles.flag("NSA_NVTX")):
             return
         version = "v2" if block.toggles.flag("NSA_SEL_RANGES_V2") else "v1"
         name = SELECTION_RANGES[version]
@@ -153,19 +139,15 @@ class BlockEvidence:
         running: Mapping[str, Any],
     ) -> None:
         self.block, self.log, self.engine = block, log, engine
-        self.profiler, self.running = profiler, running
-        self._ranges = RangeCounts()
-        self._update: OperatorCount | None = None
-        self._audit: KernelAudit | None = None
+        self.profiler = profiler
+        self._seen = Seen(engine=engine, toggles=block.toggles, running=running)
+        self._audit: Mapping[str, Counter[str]] | None = None
         self._steps, self.emitted, self._counted = 0, False, False
-        # Of the graph of the second step's loss.
-        self._nodes: Counter[str] | None = None
-        self._layer_calls, self._call_hook = 0, ExitStack()
+        self._call_hook = ExitStack()
         wanted = any(block.toggles.flag(name) for name in AUDITED)
         # torch has one profiler: two at once crash the process.
         busy = profiler is not None and profiler.active
-        if wanted and engine.ranks.rank == 0 and not busy:
-            self._audit = KernelAudit(engine.device.type)
+        self._audits = wanted and engine.ranks.rank == 0 and not busy
 
     def look_apart(self, batch: Batch) -> bool:
         """Count everything in a pass of its own, where graphs run the layers; says whether it did.
@@ -178,7 +160,7 @@ class BlockEvidence:
             return False
         with self._first():
             engine.loss(batch.tokens.to(engine.device), wrapped=False)
-        self._layer_calls = 0
+        self._seen.layer_calls = 0
         if engine.model.recording is not None:
             # Layers that are replayed are not called, and those that are called are not replayed.
             self._call_hook.close()
@@ -198,17 +180,18 @@ class BlockEvidence:
     @contextmanager
     def _looking(self) -> Iterator[None]:
         """Note the graph of the enclosed pass's loss."""
-        self.engine.on_loss = self._look
+
+        def look(loss: Tensor) -> None:
+            self._seen.unwatched = backward_nodes(loss)
+
+        self.engine.on_loss = look
         try:
             yield
         finally:
             self.engine.on_loss = None
 
-    def _look(self, loss: Tensor) -> None:
-        self._nodes = backward_nodes(loss)
-
     def _called(self, _layer: nn.Module, _inputs: object) -> None:
-        self._layer_calls += 1
+        self._seen.layer_calls += 1
 
     @contextmanager
     def _first(self) -> Iterator[None]:
@@ -216,12 +199,9 @@ class BlockEvidence:
         # To the end of the step: what is recomputed is called in the backward pass.
         hook = self.engine.model.layers[0].register_forward_pre_hook(self._called)
         self._call_hook.callback(hook.remove)
-        with ExitStack() as stack:
-            counts = stack.enter_context(count_ranges())
-            if self._audit is not None:
-                stack.enter_context(self._audit.watch())
+        audit = audited(self.engine.device.type) if self._audits else nullcontext()
+        with count_ranges() as self._seen.ranges, audit as self._audit:
             yield
-        self._ranges = counts
 
     def judge_steps(self, compiled_in_steps: int) -> None:
         """The block is over: a graph that was compiled in its timed steps spoils their times."""
@@ -233,8 +213,9 @@ class BlockEvidence:
         """Around the optimizer's step; only the block's first one is looked at."""
         if self._steps:
             return nullcontext()
-        self._update = OperatorCount()
-        return self._update
+        operators = OperatorCount()
+        self._seen.update = operators.names
+        return operators
 
     def step_done(self) -> bool:
         """Count a step; emit once DDP has rebuilt its buckets. Says whether it emitted."""
@@ -264,25 +245,15 @@ class BlockEvidence:
             )
         if self._audit is not None and block.toggles.flag("NSA_SDPA_AUDIT"):
             self.log.audit(block.arm, self._audit)
-        for name, took, evidence in judge_all(self._seen()):
+        if self._audit is not None:
+            self._seen.kernels = {name: kernel_name(ops) for name, ops in self._audit.items()}
+        wrapped = self.engine.wrapped
+        if wrapped and wrapped.wire:
+            self._seen.wire = wrapped.wire.take() | {"steps": self._steps}
+        for name, took, evidence in judge_all(self._seen):
             # With a profiler, NVTX is judged from the trace, when there is one.
             if name != "NSA_NVTX" or self.profiler is None:
                 self.log.effect(block, name, took, evidence)
-
-    def _seen(self) -> Seen:
-        wrapped = self.engine.wrapped
-        wire = wrapped.wire.take() | {"steps": self._steps} if wrapped and wrapped.wire else None
-        return Seen(
-            engine=self.engine,
-            toggles=self.block.toggles,
-            ranges=self._ranges,
-            update=dict(self._update.names) if self._update else {},
-            kernels=self._audit.kernels() if self._audit else None,
-            wire=wire,
-            running=self.running,
-            unwatched=self._nodes,
-            layer_calls=self._layer_calls,
-        )
 
     def _buckets(self) -> list[Bucket] | None:
         wrapped = self.engine.wrapped

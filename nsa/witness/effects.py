@@ -7,18 +7,14 @@ know, with the reason as evidence.
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from nsa.attention import PathChoice
-from nsa.attention.selection import build_ranges
 from nsa.attention.tracing import RangeCounts
 from nsa.attention.triton.operators import RANGES_OPERATOR, SELECTED_OPERATOR
-from nsa.config import NSAConfig, Ranges
+from nsa.config import Ranges
 from nsa.contract import ATTEND_RANGE, INSTEAD, SELECTION_RANGES, TIMEOUT_TOLERANCE_S
 from nsa.launch.envfile import sdpa_kernels
 from nsa.launch.output import MIB
@@ -53,9 +49,9 @@ _ABOUT_DDP = ("NSA_DDP_BUCKET_MB", "NSA_DDP_STATIC_GRAPH", "NSA_DDP_FIND_UNUSED"
 UNWATCHED = ("NSA_COMPILE", "NSA_CUDA_GRAPHS")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Seen:
-    """What was observed in a block's first steps.
+    """What was observed so far in a block's first steps.
 
     ranges: of the first forward pass. update: operators of the first optimizer step, by name.
     running: by toggle, the value that the object in charge works with, where one says so; None on
@@ -66,11 +62,11 @@ class Seen:
 
     engine: Engine
     toggles: ToggleSet
-    ranges: RangeCounts
-    update: Mapping[str, int]
-    kernels: Mapping[str, str] | None
-    wire: Mapping[str, Any] | None
     running: Mapping[str, Any]
+    ranges: RangeCounts = field(default_factory=RangeCounts)
+    update: Mapping[str, int] = field(default_factory=dict)
+    kernels: Mapping[str, str] | None = None
+    wire: Mapping[str, Any] | None = None
     unwatched: Mapping[str, int] | None = None
     layer_calls: int = 0
 
@@ -133,31 +129,8 @@ def _ranges(seen: Seen) -> Evidence:
     operators = [round(inside[name].total() / entered[name], 1) for name in names]
     in_one = any(RANGES_OPERATOR in inside[name] for name in names)
     ran = ["v2" if in_one or count >= _VECTORIZED else "v1" for count in operators]
-    vectorized = _needs_no_host(seen.engine.model.cfg.attention, asked)
-    evidence = {
-        "ranges": names,
-        "operators_per_call": operators,
-        "ran": ran,
-        "vectorized": vectorized,
-    }
-    took = names == [SELECTION_RANGES[asked]] and ran == [asked]
-    return took and vectorized == (asked == "v2"), evidence
-
-
-def _needs_no_host(cfg: NSAConfig, version: Ranges) -> bool:
-    """Do the ranges come about without a look at a number?
-
-    Inside of `vmap` tensors have none to look at. What it cannot run as one, it warns of. Other
-    warnings stay warnings: a save may be under way in a thread of its own, and filters are global.
-    """
-    blocks = torch.zeros(2, 1, 1, cfg.n_kv_groups, cfg.n_sel, dtype=torch.int64)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("error", message="There is a performance drop")
-            torch.func.vmap(lambda one: build_ranges(one, cfg, version))(blocks)
-    except (NotImplementedError, RuntimeError, UserWarning):
-        return False
-    return True
+    evidence = {"ranges": names, "operators_per_call": operators, "ran": ran}
+    return names == [SELECTION_RANGES[asked]] and ran == [asked], evidence
 
 
 def _fused(seen: Seen) -> Evidence:

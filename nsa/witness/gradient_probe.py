@@ -6,26 +6,33 @@ comes out of the reduction tells whether every rank's share arrives, and how man
 way the pass notes which parameters got a gradient of their own, for how many positions the loss was
 taken, and whether its gradient is that of cross entropy; every rank holds what its model computed
 against the oracle. A trainer that accumulates does it here as well.
+
+Beside it in the `proof`: how the weights began, and the text that the batch was made of.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import vector_norm
 
+from nsa.contract import WEIGHT_SIGNS
 from nsa.data import Batch
 from nsa.data.text import Gpt2Tokenizer
+from nsa.layer import NSAAttention, columns
+from nsa.model import NSALanguageModel
+from nsa.rounding import or_null, plain_floats
 from nsa.settings import DataSection
 from nsa.step.engine import Engine
 from nsa.witness.oracle_check import OracleCheck
-from nsa.witness.shadow.sample import Piece, least_by_group, or_null, pieces, plain_floats
 
 # Each rank r sends (r + 1) times 1 plus these: bf16, whose steps are 2^-7 at 1, keeps the second,
 # but no type of 8 bits does; fp16 keeps the third as well, and fp32 all.
@@ -36,6 +43,47 @@ _WIRE = ("8 bits or fewer", "bf16", "fp16", "fp32")
 _SURVIVED = (0.0, 0.5, 0.1, 0.1)
 # Positions whose logits are looked at together.
 _AT_ONCE = 1024
+_LAYER_NUMBER = re.compile(r"^layers\.\d+\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Rows of a parameter with one job. `group`: that job, the same in every layer."""
+
+    group: str
+    name: str
+    parameter: nn.Parameter
+    rows: slice
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """These rows of a tensor shaped like the parameter."""
+        return tensor[self.rows]
+
+
+def pieces(model: NSALanguageModel) -> Iterator[Piece]:
+    """Every parameter once, the attention's one projection cut into what it makes."""
+    cuts: dict[int, dict[str, slice]] = {}
+    for module in model.modules():
+        if isinstance(module, NSAAttention):
+            cuts[id(module.in_proj.weight)] = columns(module.cfg)
+    for name, parameter in model.named_parameters():
+        group = _LAYER_NUMBER.sub("", name).removesuffix(".weight")
+        whole = {"": slice(None)}
+        for part, rows in cuts.get(id(parameter), whole).items():
+            yield Piece(
+                group=f"attention.{part}" if part else group,
+                name=f"{name}[{part}]" if part else name,
+                parameter=parameter,
+                rows=rows,
+            )
+
+
+def least_by_group(values: Sequence[tuple[Piece, float]]) -> dict[str, float]:
+    """The smallest value among the pieces of each group: the layer that is worst off."""
+    least: dict[str, float] = {}
+    for piece, value in values:
+        least[piece.group] = min(value, least.get(piece.group, value))
+    return least
 
 
 @dataclass(kw_only=True)
@@ -90,7 +138,6 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     kept = float(torch.stack(seen.kept).max()) if seen.kept else None
     return {
         "loss": float(loss),
-        "loss_again": _mean_surprise(seen.logits, batch.tokens),
         "positions": 0 if seen.positions is None else int(seen.positions),
         "own_gradient": plain_floats(least_by_group([(p, float(v)) for p, v in seen.local])),
         "kept": None if kept is None else or_null(kept, digits=4),
@@ -146,15 +193,6 @@ def _counting(seen: _Seen) -> Callable[[nn.Module, Any, Tensor], None]:
         logits.register_hook(count)  # type: ignore[no-untyped-call]
 
     return hook
-
-
-def _mean_surprise(logits: Tensor | None, tokens: Tensor) -> float | None:
-    """Mean of ln(sum(exp(z))) - z[next token] over logits [B,S,V] for tokens [B,S+1], in nats."""
-    if logits is None or logits.shape[:2] != (tokens.shape[0], tokens.shape[1] - 1):
-        return None
-    z = logits.float()
-    following = z.gather(-1, tokens[:, 1:, None].to(z.device))[..., 0]
-    return float((z.logsumexp(-1) - following).mean())
 
 
 def _logit_gradient(seen: _Seen, tokens: Tensor, factor: float) -> float | None:
@@ -237,6 +275,39 @@ def _norm(engine: Engine) -> float:
     """Norm of all gradients, in float64."""
     grads = [p.grad for p in engine.model.parameters() if p.grad is not None]
     return math.sqrt(sum(float(grad.double().square().sum()) for grad in grads))
+
+
+@torch.no_grad()
+def first_weights(model: NSALanguageModel) -> dict[str, dict[str, Any]]:
+    """Of each group of the parameters, one number for each layer: the `weights` of the proof.
+
+    n: elements of a piece; mean, rms, least, most; signs: those of the first `WEIGHT_SIGNS`
+    elements as bits, in hexadecimal. A few passes over the parameters' memory, and no copy of them.
+    """
+    groups: dict[str, dict[str, Any]] = {}
+    for piece in pieces(model):
+        told = _numbers(piece.of(piece.parameter.detach()).flatten())
+        group = groups.setdefault(piece.group, {name: [] for name in told})
+        for name, value in told.items():
+            group[name].append(value)
+    return groups
+
+
+def _numbers(flat: Tensor) -> dict[str, Any]:
+    # Sums in float64, but no float64 copy: an embedding's would be the most that a step holds.
+    norm = vector_norm(flat, dtype=torch.float64)
+    rms = norm / flat.numel() ** 0.5
+    mean = flat.sum(dtype=torch.float64) / flat.numel()
+    told = torch.stack([mean, rms, flat.min(), flat.max()]).tolist()
+    bits = "".join("1" if up else "0" for up in (flat[:WEIGHT_SIGNS] > 0).tolist())
+    return {
+        "n": flat.numel(),
+        **{
+            name: float(f"{value:.9g}")
+            for name, value in zip(("mean", "rms", "least", "most"), told, strict=True)
+        },
+        "signs": f"{int(bits, 2):x}",
+    }
 
 
 _BETWEEN = {"byte": b"\0", "gpt2": b"<|endoftext|>"}

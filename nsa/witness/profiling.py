@@ -8,9 +8,8 @@ import pstats
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsa.contract import PROFILE_JSON, TRACE_FILE
 from nsa.launch.output import write_json
@@ -97,8 +96,7 @@ class StepProfiler:
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded:
+class Recorded(NamedTuple):
     """One event of the profiler: times in microseconds, `kind` one of the three above."""
 
     begin_us: float
@@ -114,12 +112,7 @@ def recorded(profiler: Any) -> list[Recorded]:
     each of them: minutes for ten steps of many small operators.
     """
     return [
-        Recorded(
-            begin_us=event.start_ns() / 1000,
-            end_us=event.end_ns() / 1000,
-            name=event.name(),
-            kind=_kind(event),
-        )
+        Recorded(event.start_ns() / 1000, event.end_ns() / 1000, event.name(), _kind(event))
         for event in profiler.kineto_results.events()
     ]
 

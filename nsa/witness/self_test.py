@@ -3,29 +3,106 @@
 The kernels by which attention is to run are measured at the launch's own length, heads and type.
 Those that do not agree are barred on all ranks, and what takes their place is measured as well,
 masked SDPA at last; where that does not agree either, nothing is trained.
+
+`measure` runs a path forward and backward on random inputs and holds it against the equations in
+float64, written out here once more from the paper: neither block ranges nor masks nor pooling are
+shared with the paths. The path's own blocks are given to the equations, and judged by themselves.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nsa.attention import attend, choose_path
-from nsa.config import Kernels
+from nsa.attention.branches import Branches
+from nsa.config import FORCED_LOCAL_BLOCKS, Kernels, NSAConfig
 from nsa.contract import ELSEWHERE
 from nsa.launch.asked import triton_asked
 from nsa.launch.output import say
+from nsa.rounding import FLOAT32_SUMS, Gap, error_of, or_null
 from nsa.settings import refusal
 from nsa.step.compiled import Refused
 from nsa.step.dispatch import UNTESTED, allow_kernels
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
-from nsa.witness.equations import Agreement, Bound, measure
-from nsa.witness.shadow.sample import or_null
+
+Run = Callable[[Branches], tuple[Tensor, Tensor]]
+
+# What float64 scores of one chunk of queries, with everything that is kept of them, may take.
+_BUDGET_BYTES = 1 << 28
+_SCORES_AT_ONCE = 12
+
+# The longest chain of roundings to the type between inputs and a result: scores' gradient,
+# probabilities, a branch, its gate, the result itself.
+_ROUNDINGS = 5
+# Scores that choose blocks are sums of about a thousand float32 products and exponentials: 32
+# roundings of 2^-24. The 10 bits of TF32 are off by five times that.
+_SCORES = 32 * 2.0**-24
+# One row (a head of one token) holds few numbers, so that its roundings need not average out, and
+# a difference of nearly equal numbers keeps the roundings of both.
+_ROW = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    """What rounding explains, as shares: over a whole tensor, in its worst row, of scores."""
+
+    whole: float
+    row: float
+    scores: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Bound:
+        """Of a type with unit roundoff u: 5 u, all roundings in one direction, and 8 x that."""
+        whole = max(_ROUNDINGS * torch.finfo(dtype).eps / 2, FLOAT32_SUMS)
+        return cls(whole=whole, row=_ROW * whole, scores=_SCORES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """Errors of one path by tensor, as shares of what is right (root mean squares).
+
+    whole: over the tensor. row: of its worst row. blocks_illegal: queries whose blocks break the
+    rules. blocks_shortfall: the most by which a block that was left out scores above one that was
+    taken, as a share of its score. refused: why the path could not run at all.
+    """
+
+    bound: Bound
+    whole: dict[str, float] = field(default_factory=dict)
+    row: dict[str, float] = field(default_factory=dict)
+    blocks_illegal: int = 0
+    blocks_shortfall: float = 0.0
+    refused: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def problems(self) -> list[str]:
+        """What is beyond its bound, in words; empty where the path agrees. NaN is beyond."""
+        if self.refused is not None:
+            return [f"it could not run: {self.refused}"]
+        of_each = (self.whole, self.bound.whole, ""), (self.row, self.bound.row, " in one row")
+        found = [
+            f"{name} is off by {error:.2g} of itself{where}, allowed {limit:.2g}"
+            for errors, limit, where in of_each
+            for name, error in errors.items()
+            if Gap(what=name, error=error, allowed=limit).too_wide
+        ]
+        if self.blocks_illegal:
+            found.append(f"{self.blocks_illegal} choices of blocks break the rules")
+        if not self.blocks_shortfall <= self.bound.scores:
+            found.append(
+                f"a block was left out that scores {self.blocks_shortfall:.2g} above one that was "
+                f"taken, allowed {self.bound.scores:.2g}"
+            )
+        return found
 
 
 class SelfTestError(RuntimeError):
@@ -154,9 +231,16 @@ def _kernels(engine: Engine) -> set[Kernels]:
 
 def _test(engine: Engine, found: SelfTest, name: Kernels) -> None:
     """Measure one way, the same verdict on all ranks; bar it or raise where it does not agree."""
-    by_mask = _name_of_masked(engine)
-    label = by_mask if name == "masked" else name
-    here = found.paths[label] = _measure(engine, name)
+    cfg, way = engine.model.cfg.attention, engine.dispatch.way_of(engine.plan.toggles, name)
+    on_cpu = name == "masked" and not way.by_sdpa(engine.device.type)
+    label = choose_path(cfg, found.seq_len).value if on_cpu else name
+    here = found.paths[label] = measure(
+        partial(attend, cfg=cfg, way=way),
+        cfg,
+        found.seq_len,
+        dtype=engine.dtype,
+        device=engine.device,
+    )
     wrong = engine.ranks.any(bool(here.problems))
     worst = max((*here.whole.values(), 0.0))
     outcome = "; ".join(here.problems) or f"agrees, off by at most {worst:.2g} of itself"
@@ -175,20 +259,165 @@ def _test(engine: Engine, found: SelfTest, name: Kernels) -> None:
     engine.dispatch.barred[name] = f"the self-test rejected {name}: {why}"
 
 
-def _name_of_masked(engine: Engine) -> str:
-    """Masked SDPA, or the path that a CPU takes instead of it."""
-    if engine.dispatch.way_of(engine.plan.toggles, "masked").by_sdpa(engine.device.type):
-        return "masked"
-    return choose_path(engine.model.cfg.attention, engine.plan.config.train.seq_len).value
+def random_inputs(
+    cfg: NSAConfig, seq_len: int, *, dtype: torch.dtype, device: torch.device, seed: int = 0
+) -> tuple[Branches, Tensor]:
+    """Inputs of one sequence and a gradient of the output [1,S,H,Dv]; equal on every device.
+
+    They come from a generator of their own: the process's random numbers stay as they are.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(1, *shape, generator=generator).to(device, dtype)
+
+    rows, groups = cfg.n_compressed(seq_len), cfg.n_kv_groups
+    found = {"q": normal(seq_len, cfg.n_heads, cfg.d_k)}
+    for branch in ("cmp", "sel", "win"):
+        length = rows if branch == "cmp" and cfg.phi == "mlp" else seq_len
+        found[f"k_{branch}"] = normal(length, groups, cfg.d_k)
+        found[f"v_{branch}"] = normal(length, groups, cfg.d_v)
+    found["gates"] = normal(seq_len, cfg.n_heads, 3).sigmoid()
+    return Branches(**found), normal(seq_len, cfg.n_heads, cfg.d_v)
 
 
-def _measure(engine: Engine, name: Kernels) -> Agreement:
-    cfg = engine.model.cfg.attention
-    way = engine.dispatch.way_of(engine.plan.toggles, name)
-    return measure(
-        partial(attend, cfg=cfg, way=way),
-        cfg,
-        engine.plan.config.train.seq_len,
-        dtype=engine.dtype,
-        device=engine.device,
+def measure(
+    run: Run, cfg: NSAConfig, seq_len: int, *, dtype: torch.dtype, device: torch.device
+) -> Agreement:
+    """Run a path (inputs to output [1,S,H,Dv] and blocks [1,S,G,n]) and hold it to the equations.
+
+    A RuntimeError of the path, such as torch's where no kernel fits, is the answer `refused`;
+    a lack of memory is raised.
+    """
+    begin, bound = time.perf_counter(), Bound.of(dtype)
+    x, grad = random_inputs(cfg, seq_len, dtype=dtype, device=device)
+    leaves = {name: value.requires_grad_() for name, value in x.named().items()}
+    try:
+        # Kernels without dropout draw no random numbers; one that does must not change the run's.
+        with _random_numbers_kept(device), torch.enable_grad():
+            out, blocks = run(x)
+            grads = torch.autograd.grad(out, list(leaves.values()), grad, allow_unused=True)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        text = " ".join(str(error).split())[:300]
+        return Agreement(bound=bound, refused=text, seconds=time.perf_counter() - begin)
+    # What a path does not depend on is a gradient of zero, which is right only before any block.
+    found = [
+        torch.zeros_like(x) if d is None else d for x, d in zip(leaves.values(), grads, strict=True)
+    ]
+    got = {"out": out.detach(), **dict(zip(leaves, found, strict=True))}
+    truth, illegal, shortfall = _equations(x, grad, blocks, cfg)
+    errors = {name: error_of(got[name], right) for name, right in truth.items()}
+    return Agreement(
+        bound=bound,
+        whole={name: error.whole for name, error in errors.items()},
+        row={name: error.row for name, error in errors.items()},
+        blocks_illegal=illegal,
+        blocks_shortfall=shortfall,
+        seconds=time.perf_counter() - begin,
     )
+
+
+def _random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
+    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
+
+
+def _equations(
+    x: Branches, grad: Tensor, blocks: Tensor, cfg: NSAConfig
+) -> tuple[dict[str, Tensor], int, float]:
+    """Output and gradients in float64, illegal choices and the largest shortfall."""
+    leaves = {n: v.detach().double().requires_grad_() for n, v in x.named().items()}
+    seq_len, share = grad.shape[1], cfg.heads_per_group
+    out = torch.zeros_like(grad, dtype=torch.float64)
+    illegal, shortfall = 0, 0.0
+    for group in range(cfg.n_kv_groups):
+        heads = slice(group * share, (group + 1) * share)
+        for start, stop in _pieces(seq_len, share):
+            with torch.enable_grad():
+                rows = {"q": leaves["q"][0, start:stop, heads].transpose(0, 1)}
+                rows["gates"] = leaves["gates"][0, start:stop, heads].transpose(0, 1)
+                # Later keys are nobody's here; of compressed ones there are few.
+                keys = {n: v[0, :, group] for n, v in leaves.items() if n[0] in "kv"}
+                keys |= {n: v[:stop] for n, v in keys.items() if "cmp" not in n}
+                chosen = _chosen(blocks[0, start:stop, group], seq_len, cfg)
+                part, p = _attend(rows, keys, chosen, start, cfg)
+                part.backward(grad[0, start:stop, heads].double().transpose(0, 1))  # type: ignore[no-untyped-call]
+            out[0, start:stop, heads] = part.detach().transpose(0, 1)
+            wrong, gap = _judge(blocks[0, start:stop, group], chosen, p.detach(), start, cfg)
+            illegal, shortfall = illegal + wrong, max(shortfall, gap)
+    grads = {n: v.grad if v.grad is not None else torch.zeros_like(v) for n, v in leaves.items()}
+    return {"out": out, **grads}, illegal, shortfall
+
+
+def _pieces(seq_len: int, heads: int) -> Iterator[tuple[int, int]]:
+    """Stretches of queries whose scores over all keys fit the budget."""
+    size = max(1, _BUDGET_BYTES // (_SCORES_AT_ONCE * heads * seq_len * 8))
+    return ((at, min(at + size, seq_len)) for at in range(0, seq_len, size))
+
+
+def _chosen(blocks: Tensor, seq_len: int, cfg: NSAConfig) -> Tensor:
+    """Blocks [C,n], -1 for none, as yes or no for each block [C,NB]."""
+    count = cfg.n_blocks(seq_len)
+    places = blocks.masked_fill(blocks < 0, count)
+    found = torch.zeros(blocks.shape[0], count + 1, dtype=torch.bool, device=blocks.device)
+    return found.scatter_(1, places, True)[:, :count]
+
+
+def _softmax(q: Tensor, k: Tensor, seen: Tensor, cfg: NSAConfig) -> Tensor:
+    """Probabilities [h,C,T] over what is seen [C,T]; zeros where that is nothing."""
+    logits = (q @ k.T * cfg.d_k**-0.5).masked_fill(~seen, -1e30)
+    p: Tensor = logits.softmax(-1) * seen
+    return p
+
+
+def _attend(
+    rows: dict[str, Tensor], keys: dict[str, Tensor], chosen: Tensor, start: int, cfg: NSAConfig
+) -> tuple[Tensor, Tensor]:
+    """Equation 5 for queries `start` on: output [h,C,Dv], and the compressed probabilities."""
+    q, gates, device = rows["q"], rows["gates"], chosen.device
+    at = torch.arange(start, start + q.shape[1], device=device)[:, None]
+    token = torch.arange(keys["k_sel"].shape[0], device=device)
+    k, v = keys["k_cmp"], keys["v_cmp"]
+    if cfg.phi == "avg":
+        k, v = (_pooled(t, cfg) for t in (k, v))
+    last = torch.arange(k.shape[0], device=device) * cfg.d + cfg.l - 1
+    p = _softmax(q, k, last <= at, cfg)
+    causal = token <= at
+    selected = _softmax(q, keys["k_sel"], chosen[:, token // cfg.l_sel] & causal, cfg)
+    near = _softmax(q, keys["k_win"], (at - token < cfg.w) & causal, cfg)
+    branches = (p @ v, selected @ keys["v_sel"], near @ keys["v_win"])
+    parts = [branch * gates[..., n : n + 1] for n, branch in enumerate(branches)]
+    return parts[0] + parts[1] + parts[2], p
+
+
+def _pooled(x: Tensor, cfg: NSAConfig) -> Tensor:
+    """Mean of each compression block: x [S,D] to [N,D]."""
+    return x.unfold(0, cfg.l, cfg.d).mean(-1) if x.shape[0] >= cfg.l else x[:0]
+
+
+def _overlap(n: int, count: int, cfg: NSAConfig, device: torch.device) -> Tensor:
+    """Tokens that a compression and a selection block share [N,NB], in units of d (equation 9)."""
+    first = torch.arange(n, device=device)[:, None] * cfg.d
+    block = torch.arange(count, device=device) * cfg.l_sel
+    shared = torch.minimum(first + cfg.l, block + cfg.l_sel) - torch.maximum(first, block)
+    return shared.clamp_min(0).double() / cfg.d
+
+
+def _judge(
+    blocks: Tensor, chosen: Tensor, p: Tensor, start: int, cfg: NSAConfig
+) -> tuple[int, float]:
+    """Queries whose choice breaks the rules, and how much better a block was that was left out."""
+    count, device = chosen.shape[1], chosen.device
+    scores = p.sum(0) @ _overlap(p.shape[-1], count, cfg, device)
+    block = torch.arange(count, device=device)
+    current = torch.arange(start, start + chosen.shape[0], device=device)[:, None] // cfg.l_sel
+    visible = block <= current
+    forced = visible & ((block == 0) | (current - block < FORCED_LOCAL_BLOCKS))
+    wanted = visible.sum(-1).clamp_max(cfg.n_sel)
+    right = (chosen.sum(-1) == wanted) & ((blocks >= 0).sum(-1) == wanted)
+    right &= ~(chosen & ~visible).any(-1) & ~(forced & ~chosen).any(-1)
+    left = scores.masked_fill(~visible | chosen, -torch.inf).amax(-1)
+    taken = scores.masked_fill(~chosen | forced, torch.inf).amin(-1)
+    gap = ((left - taken) / left.clamp_min(1e-300)).clamp_min(0.0)
+    return int((~right).sum()), float(gap.max())

@@ -8,7 +8,7 @@ and knows nothing of `nsa.train`.
 Behind it: the proof of the first and of the last batch (`gradient_probe`, `oracle_check` with
 `oracle`), drawn steps a second time (`shadow`), tokens counted where they are embedded
 (`TokenMeter`), and whether toggles took effect (`effect_watch` with `effects`, `profiling`). Before
-anything trains, `self_test` holds attention to its `equations`.
+anything trains, `self_test` holds attention to its equations.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from nsa.contract import Event, Phase
 from nsa.contract.digests import step_weight
@@ -28,15 +29,24 @@ from nsa.data import Batch
 from nsa.launch.asked import Block
 from nsa.launch.output import Heartbeat
 from nsa.model import NSALanguageModel
+from nsa.rounding import or_null, plain_floats
 from nsa.step.compiled import Compiling
 from nsa.step.engine import Engine
 from nsa.witness.effect_watch import BlockEvidence, EffectLog
-from nsa.witness.gradient_probe import probe_gradients, text_again
+from nsa.witness.gradient_probe import (
+    Piece,
+    first_weights,
+    least_by_group,
+    pieces,
+    probe_gradients,
+    text_again,
+)
 from nsa.witness.profiling import StepProfiler
 from nsa.witness.shadow import Shadow
-from nsa.witness.shadow.sample import Movement, first_weights, or_null, plain_floats, updates
 
 _WORD = 1 << 64
+# Evenly spaced elements of each piece, to tell how far it moved in the whole launch.
+_SPACED = 2048
 
 
 class Witness:
@@ -52,12 +62,11 @@ class Witness:
         self._profiler: StepProfiler | None = None
         if plan.flags.profile_steps and engine.ranks.rank == 0:
             self._profiler = StepProfiler(run_dir, plan.flags.profile_steps, engine.device.type)
-        self._evidence: BlockEvidence | None = None
+        self._watched: BlockEvidence  # of the block that has begun
         # Before DDP gives every rank those of rank 0. What goes on from a checkpoint has none.
         self._weights = first_weights(engine.model) if first == 1 else None
         self._begins_trace = False
         self._largest_lr = 0.0
-        self._first_update: dict[str, float] | None = None
         self._last_proof: dict[str, Any] | None = None
         # Sums of this rank's losses and norms, each times the weight of its step.
         zero = torch.zeros((), dtype=torch.float64, device=engine.device)
@@ -75,7 +84,7 @@ class Witness:
 
     def begin_block(self, block: Block, running: Mapping[str, Any]) -> None:
         """A block's steps begin; `running`: what the objects in charge of toggles work with."""
-        self._evidence = BlockEvidence(
+        self._watched = BlockEvidence(
             block, log=self._log, engine=self._engine, profiler=self._profiler, running=running
         )
         self.compiling.begin_block()
@@ -127,9 +136,6 @@ class Witness:
         for name, value in (("loss", loss), ("grad_norm", norm)):
             self._summed[name].add_(value.detach(), alpha=step_weight(step))
         self._largest_lr = max(self._largest_lr, rate)
-        if step == 1:
-            farthest = max(self._movement.by_group().values())
-            self._first_update = plain_floats({"moved": farthest, "lr": rate})
         return self.meter.take()
 
     def written(self, *, timed: bool) -> bool:
@@ -197,7 +203,6 @@ class Witness:
             "moved": plain_floats(self._movement.by_group()),
             "largest_lr": self._largest_lr,
             "updates": updates(self._engine.optimizer),
-            "first_update": self._first_update,
             "summed": {
                 "steps": self._steps,
                 **{name: or_null(float(total)) for name, total in self._summed.items()},
@@ -206,12 +211,6 @@ class Witness:
             "recomputed": self._shadow.report_recomputed(),
             "proof": self._last_proof,
         }
-
-    @property
-    def _watched(self) -> BlockEvidence:
-        if self._evidence is None:
-            raise RuntimeError("begin_block() comes before the first step")
-        return self._evidence
 
 
 @contextmanager
@@ -225,6 +224,30 @@ def _passes_as_they_were(engine: Engine) -> Iterator[None]:
     finally:
         for one, gates, blocks in kept:
             one.last_gates, one.last_blocks = gates, blocks
+
+
+class Movement:
+    """How far the parameters moved since this was made, from a sample of every piece."""
+
+    def __init__(self, model: NSALanguageModel) -> None:
+        self._start = [(piece, _sample(piece)) for piece in pieces(model)]
+
+    def by_group(self) -> dict[str, float]:
+        """Root mean square of the change, of the piece that moved least in each group."""
+        changes = [(p, (_sample(p) - before).square().mean().sqrt()) for p, before in self._start]
+        return least_by_group([(piece, float(change)) for piece, change in changes])
+
+
+def _sample(piece: Piece) -> Tensor:
+    flat = piece.of(piece.parameter.detach()).flatten()
+    stride = max(1, flat.numel() // _SPACED)
+    return flat[::stride].double().clone()
+
+
+def updates(optimizer: Optimizer) -> list[int]:
+    """Fewest and most updates of a parameter, as the optimizer itself counts them."""
+    counts = [int(entry["step"]) for entry in optimizer.state.values()]
+    return [min(counts), max(counts)] if counts else [0, 0]
 
 
 class TokenMeter:

@@ -35,8 +35,6 @@ _KEPT = 1e-6
 _COARSE = 0.25
 # A norm of millions of float32 numbers, against the same in float64.
 NORM_TOLERANCE = 1e-2
-# In its first step Adam moves the group that moves most by the rate itself.
-FIRST_UPDATE = (0.5, 2.0)
 # The rate of a step follows from the config, and the cosine ends at this share of its peak.
 COSINE_END = 0.1
 # Adam moves a parameter by about the learning rate in every step, whatever its gradient.
@@ -225,20 +223,12 @@ def clip_account(rank: RankLog, work: Workload) -> Iterator[str]:
 
 @each_rank
 def update_account(rank: RankLog, work: Workload) -> Iterator[str]:
-    """The optimizer counts as many updates as steps, and its first one is as large as the rate.
-
-    fp16 may skip updates while its scaler finds the scale. A resumed launch has no first step.
-    """
-    updates, first = (rank.ending.get(name) for name in ("updates", "first_update"))
+    """The optimizer counts as many updates as steps; fp16 may skip some, to find its scale."""
+    updates = rank.ending.get("updates")
     if updates is None:
         yield " does not say how many updates its optimizer made"
     elif updates != [rank.last_step, rank.last_step] and work.dtype != "fp16":
         yield f": the optimizer counts {updates} updates in {rank.last_step} steps"
-    if rank.first_step != 1 or work.dtype == "fp16":
-        return
-    share = first["moved"] / first["lr"] if first and first.get("lr") else math.nan
-    if not FIRST_UPDATE[0] <= share <= FIRST_UPDATE[1]:
-        yield f": the first step moved no parameter by its rate, but by {share:.3g} of it"
 
 
 def rate_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:

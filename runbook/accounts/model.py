@@ -162,11 +162,7 @@ def from_host_tolerance(work: Workload) -> float:
 
 @each_rank
 def loss_account(frame: pd.DataFrame, rank: RankLog) -> Iterator[str]:
-    """The loss of the first batch, as trained on and from its logits; that of steps run twice."""
-    proof = rank.proof or {}
-    loss, again = proof.get("loss"), proof.get("loss_again")
-    if not apart(loss, again) <= LOSS_TOLERANCE:
-        yield f": the loss of the first batch is {loss}, computed again {again}"
+    """The loss of steps run twice."""
     twice = rank.ending.get("recomputed") or {}
     if not twice.get("steps") or len(twice["steps"]) != len(twice.get("losses") or ()):
         yield " computed no step's loss a second time"
@@ -190,7 +186,7 @@ def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Work
     proven = [(rank.proof or {}).get("loss") for rank in ranks]
     known = [float(loss) for loss in proven if isinstance(loss, int | float)]
     if len(known) < len(ranks):
-        return []  # said by `loss_account`
+        return ["a rank's proof does not say the loss of its first batch"]
     step, loss = int(frame["step"].iloc[0]), float(frame["loss"].iloc[0])
     mean = sum(known) / len(known)
     if abs(loss - mean) <= from_host_tolerance(work):

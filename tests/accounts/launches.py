@@ -95,7 +95,6 @@ def rank(number: int, table: pd.DataFrame) -> RankLog:
         moved={"embedding": 0.01, "norm": 0.02},
         rate=3e-3,
         twice=recomputed(recomputed_steps("t", 1, STEPS), table),
-        ending={"first_update": {"moved": 3e-4, "lr": 3e-4}},
         pids=(40 + number,),
     )
 

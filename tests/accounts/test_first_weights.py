@@ -15,7 +15,7 @@ from torch import nn
 
 from nsa.config import ModelConfig, NSAConfig
 from nsa.model import NSALanguageModel
-from nsa.witness.shadow.sample import first_weights
+from nsa.witness.gradient_probe import first_weights
 from runbook.accounts.first_weights import Group, first_weights_account, groups_of
 from runbook.folder.launch.shapes import EVENTS, shaped
 from runbook.records.evidence import RankLog

@@ -17,7 +17,7 @@ from nsa.attention.branches import Branches
 from nsa.attention.cpu import pieces
 from nsa.config import NSAConfig, Phi, Way
 from nsa.contract import NSAError
-from nsa.witness.equations import Bound, measure, random_inputs
+from nsa.witness.self_test import Bound, measure, random_inputs
 from tests.factory.tables import table
 from tests.tiers import examples as by_tier
 

@@ -18,7 +18,7 @@ from nsa.config import (
     parameter_count,
 )
 from nsa.contract import NSAError
-from nsa.layer import Columns, NSAAttention, gate_stats
+from nsa.layer import NSAAttention, columns, gate_stats
 from nsa.model import NSALanguageModel
 from nsa.witness.profiling import torch_profiler
 from tests.factory.tables import table
@@ -78,7 +78,7 @@ def test_gates_that_have_collapsed_are_not_hidden_by_other_layers(
     made = model()
     with torch.no_grad():
         for number, layer in enumerate(made.layers):
-            layer.attention.in_proj.weight[Columns(cfg=TINY).slices["gates"]] = 0
+            layer.attention.in_proj.weight[columns(TINY)["gates"]] = 0
             if number in collapsed:
                 bias = torch.tensor([-50.0, 50.0, -50.0])
                 layer.attention.gate_bias.view(4, 3).copy_(bias)

@@ -13,8 +13,7 @@ import torch
 from nsa.attention import attend
 from nsa.config import NSAConfig, Way
 from nsa.data import Batch
-from nsa.witness.equations import measure
-from nsa.witness.self_test import self_test
+from nsa.witness.self_test import measure, self_test
 from tests.attention.test_step_on_cuda import production
 
 PRODUCTION_SHAPE = (12, 2, 64)

@@ -20,9 +20,9 @@ from nsa.attention import attend, sdpa
 from nsa.attention.branches import Branches
 from nsa.attention.selection import block_scores, overlap_weights
 from nsa.config import Kernels, NSAConfig, Phi, Way
-from nsa.layer import Columns, NSAAttention, rotations, split_projection
+from nsa.layer import NSAAttention, columns, n_columns, rotations, split_projection
 from nsa.rounding import error_of
-from nsa.witness.equations import Bound, measure
+from nsa.witness.self_test import Bound, measure
 from tests.factory.tables import table
 
 WAYS = {
@@ -180,7 +180,7 @@ def test_b_the_future_changes_nothing(where: Where) -> None:
 
 
 def test_c_products_depend_on_the_difference_of_positions() -> None:
-    y = torch.randn(Columns(cfg=SMALL).total, dtype=torch.float64).expand(1, 83, -1)
+    y = torch.randn(n_columns(SMALL), dtype=torch.float64).expand(1, 83, -1)
     turns = rotations(torch.arange(83), SMALL.d_k, 1e4, torch.float64)
     parts = split_projection(y, torch.zeros(SMALL.n_heads * 3), turns, SMALL)
     q, k = parts.q[0, :, 0], parts.k_win[0, :, 0]
@@ -273,9 +273,9 @@ def test_queries_and_keys_turn_in_pairs(width: int, dtype: torch.dtype, real: bo
     cfg = replace(SMALL, d_k=width)
     turns = rotations(torch.arange(5), width, 100.0, dtype)
     turns = torch.view_as_real(turns) if real else turns
-    made = torch.randn(1, 5, Columns(cfg=cfg).total).to(dtype)
+    made = torch.randn(1, 5, n_columns(cfg)).to(dtype)
     target = split_projection(made, torch.zeros(cfg.n_heads * 3), turns, cfg).k_win
-    source = made[..., Columns(cfg=cfg).slices["k_win"]].unflatten(-1, (-1, width)).float()
+    source = made[..., columns(cfg)["k_win"]].unflatten(-1, (-1, width)).float()
     angle = torch.arange(5.0)[:, None] * 100.0 ** (-torch.arange(0.0, width, 2) / width)
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     a, b = source[..., 0::2], source[..., 1::2]

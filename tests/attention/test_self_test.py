@@ -17,7 +17,7 @@ from nsa.attention.branches import Branches
 from nsa.config import NSAConfig, Way
 from nsa.contract import NSAError
 from nsa.witness import oracle
-from nsa.witness.equations import Agreement, measure
+from nsa.witness.self_test import Agreement, measure
 from tests.factory.tables import table
 
 CPU = torch.device("cpu")

@@ -44,7 +44,6 @@ def honest(
         "largest_lr": rate,
         "updates": [last, last],
         "proof": proof,
-        "first_update": {"moved": rate, "lr": rate},
         "shadow": shadow(watched_steps(token, first, last)),
         "recomputed": twice,
     }

@@ -41,7 +41,7 @@ def first_pass(
 ) -> dict[str, Any]:
     """What a rank proves; positions: tokens of a pass; wire: the type in which gradients travel."""
     exact = {"mean_low": 1.0} if wire == "fp32" else {}
-    proof = {**PROOF, **exact, "loss": loss, "loss_again": loss, "positions": positions}
+    proof = {**PROOF, **exact, "loss": loss, "positions": positions}
     return proof | {"own_gradient": own_gradient, "wire": wire, **told}
 
 

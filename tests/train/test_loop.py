@@ -134,13 +134,13 @@ def test_what_graphs_run_is_counted_in_a_pass_of_its_own() -> None:
     with plain.watch():
         made.loss(rows.tokens, wrapped=False)
     plain.step_done()
-    assert plain._ranges.entered
+    assert plain._seen.ranges.entered
     made.model.compiled = noting
     apart = evidence()
     assert apart.look_apart(rows) and not apart.look_apart(rows)
-    assert apart._ranges.entered == plain._ranges.entered and not ran
+    assert apart._seen.ranges.entered == plain._seen.ranges.entered and not ran
     with apart.watch():
         made.loss(rows.tokens, wrapped=False)
-    assert len(ran) == made.plan.config.model.n_layers and apart._layer_calls == 1
+    assert len(ran) == made.plan.config.model.n_layers and apart._seen.layer_calls == 1
     apart.step_done()
     assert not made.model.layers[0]._forward_pre_hooks

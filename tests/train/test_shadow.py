@@ -15,12 +15,11 @@ from torch import Tensor
 from nsa import layer as layer_module
 from nsa.attention.branches import Branches
 from nsa.attention.tracing import count_ranges, is_watched
-from nsa.data import Batch
 from nsa.step.engine import Engine
 from nsa.step.numbers import is_fused, switched
 from nsa.witness.shadow import Shadow, sample
 from nsa.witness.shadow.recompute import branch_use
-from nsa.witness.shadow.sample import updates
+from nsa.witness.witness import updates
 from runbook.accounts.gradients import shadow_account
 from tests.accounts.launches import WORK, changed, ending_of, honest
 from tests.train import engines
@@ -246,18 +245,6 @@ def test_what_a_step_runs_from_the_host_is_computed_again_from_there(from_host: 
     shadow.updated(1, outcome.norm)
     gap = shadow.report_recomputed()["gradient"]
     assert gap < 1e-6 if from_host else gap > 1e-4
-
-
-def test_a_model_too_large_for_one_time_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsa.witness.shadow.recompute._MOST_ELEMENTS", 40_000)
-    made = engine()
-    shadow, asked = Shadow(made, token=TOKEN, first=1, last=80), []
-    for step in sorted(shadow.recomputed):
-        shadow.recompute(step, [Batch(tokens=torch.zeros(1, 33, dtype=torch.int64))])
-        asked.append(shadow._again[step].asked)
-    assert not any(all(found) for found in asked) and all(any(found) for found in asked)
-    assert len(set(map(tuple, asked))) > 1
-    assert all(p.grad is None for p in made.model.parameters())
 
 
 def _one_of_two(rank: int, port: int) -> list[dict[str, Any]]:

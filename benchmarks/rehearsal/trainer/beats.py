@@ -231,7 +231,7 @@ class Rank:
     def _accounts(self, done: int) -> Mapping[str, Any]:
         job, rates = self.job, self.steps.rate[:done]
         tokens_sum = job.rank_tokens * done * 127 + self.rank
-        first, largest = float(rates[0]), float(rates.max())
+        largest = float(rates.max())
         # Adam's steps partly cancel: the way is longer than the distance.
         moved = max(float(rates.sum()) * 0.22, 0.4 * largest)
         told = {"loss": self.steps.loss[:done], "grad_norm": self.steps.norm[:done]}
@@ -245,7 +245,6 @@ class Rank:
             "moved": dict.fromkeys(GROUPS, moved),
             "largest_lr": largest,
             "updates": [done, done],
-            "first_update": {"moved": first * 0.99993, "lr": first},
             "shadow": shadow([step for step in watched if step <= done]),
             "recomputed": twice | ({"gates": None} if self.rank else {}),
             "proof": self._proof(done),

@@ -25,40 +25,28 @@ PARTIAL_BYTES = 32 << 20
 SPLIT = 512  # queries of one block handled at once
 
 
-_threads = threading.local()
-
-
-class Workspace:
-    """Named scratch tensors of one type, which outlive a call.
+class Workspace(threading.local):
+    """Named scratch tensors of a thread, which outlive a call.
 
     Fresh memory costs a page fault per 4 KiB, which at these sizes is a tenth of the whole layer;
     so one thread's calls share their scratch, whose size the cutting of the work bounds.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._kept: dict[str, Tensor] = {}
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def take(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """Uninitialized memory of this shape; taking the same name again overwrites it."""
-        size = math.prod(shape)
-        kept = self._kept.get(name)
+        key, size = (name, dtype), math.prod(shape)
+        kept = self._kept.get(key)
         if kept is None or kept.numel() < size:
-            self._kept.pop(name, None)
-            kept = torch.empty(size, dtype=self._dtype)
-            self._kept[name] = kept
+            self._kept.pop(key, None)
+            kept = torch.empty(size, dtype=dtype)
+            self._kept[key] = kept
         return kept[:size].view(shape)
 
 
-def workspace(dtype: torch.dtype) -> Workspace:
-    """This thread's workspace for a type."""
-    spaces: dict[torch.dtype, Workspace] | None = getattr(_threads, "spaces", None)
-    if spaces is None:
-        spaces = {}
-        _threads.spaces = spaces
-    if dtype not in spaces:
-        spaces[dtype] = Workspace(dtype)
-    return spaces[dtype]
+WORKSPACE = Workspace()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +256,7 @@ class Pairs:
     members: Tensor
 
 
-def pair_up(chosen: Tensor, start: int, seq_len: int, l_sel: int, heads: int) -> Pairs:
+def _pair_up(chosen: Tensor, start: int, cut: Schedule) -> Pairs:
     """Sort the pairs of a stretch by block, from chosen bool [tokens, NB].
 
     Every query has chosen equally many blocks; the stretch starts on a block's first token.
@@ -279,16 +267,16 @@ def pair_up(chosen: Tensor, start: int, seq_len: int, l_sel: int, heads: int) ->
     counts = by_block.sum(1).tolist()
     number = (by_block.flatten().cumsum(0) - 1).view(by_block.shape)
     mine = number.T[chosen].view(tokens, 1, -1)
-    head = torch.arange(heads, device=chosen.device)[None, :, None]
-    members = (mine * heads + head).flatten(0, 1)
-    runs = list(_runs(counts, query, start, seq_len, l_sel))
+    heads = cut.cfg.heads_per_group
+    members = (mine * heads + torch.arange(heads)[None, :, None]).flatten(0, 1)
+    runs = list(_runs(counts, query, start, cut))
     return Pairs(n_pairs=query.numel(), runs=runs, members=members)
 
 
-def _runs(counts: list[int], query: Tensor, start: int, seq_len: int, l_sel: int) -> Iterator[Run]:
-    low = 0
+def _runs(counts: list[int], query: Tensor, start: int, cut: Schedule) -> Iterator[Run]:
+    low, l_sel = 0, cut.cfg.l_sel
     for block, count in enumerate(counts):
-        first, last = block * l_sel, min((block + 1) * l_sel, seq_len)
+        first, last = block * l_sel, min((block + 1) * l_sel, cut.seq_len)
         # Inside its own block every query chose it, so those come first and in order.
         inside = last - first if first >= start else 0
         even = -(-count // max(1, -(-count // SPLIT)))
@@ -308,17 +296,8 @@ def _runs(counts: list[int], query: Tensor, start: int, seq_len: int, l_sel: int
 
 def pair_stretches(chosen: Tensor, cut: Schedule) -> list[list[Pairs]]:
     """Who meets whom, by group and stretch, from chosen bool [G,S-full,NB] of one batch element."""
-    cfg, full = cut.cfg, cut.full
+    full = cut.full
     return [
-        [
-            pair_up(
-                mine[start - full : stop - full],
-                start,
-                cut.seq_len,
-                cfg.l_sel,
-                cfg.heads_per_group,
-            )
-            for start, stop in cut.stretches
-        ]
+        [_pair_up(mine[start - full : stop - full], start, cut) for start, stop in cut.stretches]
         for mine in chosen
     ]

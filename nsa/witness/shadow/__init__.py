@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nsa.contract.digests import recomputed_steps, watched_steps
 from nsa.data import Batch
+from nsa.rounding import or_null, plain_floats
 from nsa.step.engine import Engine
 from nsa.witness.shadow import recompute
 from nsa.witness.shadow.sample import (
@@ -31,8 +32,6 @@ from nsa.witness.shadow.sample import (
     Sample,
     Seen,
     at_least_one,
-    or_null,
-    plain_floats,
 )
 
 # The update itself takes some ten roundings more than adding it to the weight does.
@@ -71,9 +70,7 @@ class Shadow:
         self._again[step] = recompute.recompute(
             self._engine,
             batches,
-            self._sample.parameters,
-            sample=self._sample.gradient,
-            seed=self._seed + step,
+            self._sample,
             from_host=from_host,
             together=SAMPLED if step == min(self.recomputed) else None,
         )
@@ -165,9 +162,7 @@ class Shadow:
         ended = [step for step in self._again if step in self._seen]
         for step in ended:
             twice, begun = self._again[step], self._seen[step].begun
-            asked = torch.tensor(twice.asked)[self._sample.owners]
-            rescaled = begun.gradient.double() * (twice.scale / begun.scale)
-            reduced = rescaled * asked.to(rescaled.device)
+            reduced = begun.gradient.double() * (twice.scale / begun.scale)
             # A step that the scaler leaves out has no gradient to hold.
             if _moves(self._engine, begun):
                 gaps.append(recompute.gap(twice, reduced, SAMPLED))

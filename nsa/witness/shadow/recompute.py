@@ -12,12 +12,12 @@ agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
@@ -25,29 +25,23 @@ from nsa.data import Batch
 from nsa.rounding import rms
 from nsa.step.engine import Engine
 from nsa.witness.oracle_check import OracleCheck
-
-# Gradients of so many elements, 64 MiB in float32, are made at once: the largest parameters of a
-# large model take turns from step to step.
-_MOST_ELEMENTS = 1 << 24
-
-Sample = Callable[[Sequence[Tensor | None]], Tensor]
+from nsa.witness.shadow.sample import Sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recomputed:
     """What one step has to come to, on the device, as means over ranks and micro-batches.
 
-    gradient, size: sampled elements, and their absolute values on each rank. asked: of which
-    parameters. scale: what the gradient scaler makes of the loss, and so of `gradient`. least:
-    what the wire's type holds at its full precision. gates: `branch_use` of every layer [n_layers,
-    5] in the last micro-batch, on this rank. apart: how far this rank's gradient of a
-    common micro-batch is from the ranks' mean, as `gap` says; None where that was not asked.
+    gradient, size: sampled elements, and their absolute values on each rank. scale: what the
+    gradient scaler makes of the loss, and so of `gradient`. least: what the wire's type holds at
+    its full precision. gates: `branch_use` of every layer [n_layers, 5] in the last micro-batch, on
+    this rank. apart: how far this rank's gradient of a common micro-batch is from the ranks' mean,
+    as `gap` says; None where that was not asked.
     """
 
     loss: Tensor
     gradient: Tensor
     size: Tensor
-    asked: list[bool]
     scale: float
     least: float
     gates: Tensor
@@ -57,24 +51,23 @@ class Recomputed:
 def recompute(
     engine: Engine,
     batches: Sequence[Batch],
-    parameters: Sequence[nn.Parameter],
-    *,
     sample: Sample,
-    seed: int,
+    *,
     from_host: int = 0,
     together: int | None = None,
 ) -> Recomputed:
     """The step's loss and the sampled elements of its gradient. A collective of all ranks.
 
-    seed: draws the parameters where they are too many for one time. from_host: so many passes of
-    the step run by the modules, so these do too: a library may multiply otherwise in a replay, and
-    other roundings choose other blocks, which changes the gradients of their keys by percents.
-    together: hold the ranks against each other too, by groups of so many elements. Leaves no
-    gradient.
+    from_host: so many passes of the step run by the modules, so these do too: a library may
+    multiply otherwise in a replay, and other roundings choose other blocks, which changes the
+    gradients of their keys by percents. together: hold the ranks against each other too, by groups
+    of so many elements. Leaves no gradient.
     """
-    asked = _drawn(parameters, seed)
-    way = _Way(engine, list(parameters), asked, sample, len(batches))
-    total, gradient = torch.zeros((), device=engine.device), sample([None] * len(parameters))
+    way = _Way(engine, sample, len(batches))
+    total, gradient = (
+        torch.zeros((), device=engine.device),
+        sample.gradient([None] * len(sample.parameters)),
+    )
     engine.model.run_from_host(from_host)
     for batch in batches:
         loss, share = way.go(batch.on(engine.device))
@@ -88,7 +81,6 @@ def recompute(
         loss=mean[0],
         gradient=mean[1 : 1 + count],
         size=mean[1 + count :],
-        asked=asked,
         scale=way.scale,
         least=torch.finfo(wire.wire_dtype if wire else torch.float32).tiny,
         gates=gates,
@@ -98,11 +90,9 @@ def recompute(
 
 @dataclass(frozen=True)
 class _Way:
-    """Through the bare model, to the sampled gradient of the parameters that are asked for."""
+    """Through the bare model, to the sampled gradient of the parameters."""
 
     engine: Engine
-    parameters: list[nn.Parameter]
-    asked: list[bool]
     sample: Sample
     # Micro-batches of a step.
     count: int
@@ -130,16 +120,10 @@ class _Way:
     def go(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """A micro-batch's share of the step's loss and of its sampled gradient."""
         leaves = self._leaves()
-        chosen = [
-            leaves.get(self._names[id(p)], p)
-            for p, wanted in zip(self.parameters, self.asked, strict=True)
-            if wanted
-        ]
+        own = [leaves.get(self._names[id(p)], p) for p in self.sample.parameters]
         loss = _loss(self.engine, tokens, leaves) / self.count
-        found = iter(torch.autograd.grad(loss * self.scale, chosen, allow_unused=True))
-        return loss.detach(), self.sample(
-            [next(found) if wanted else None for wanted in self.asked]
-        )
+        found = torch.autograd.grad(loss * self.scale, own, allow_unused=True)
+        return loss.detach(), self.sample.gradient(found)
 
 
 def _apart(way: _Way, batch: Batch, together: int) -> Tensor:
@@ -263,14 +247,3 @@ def _loss(engine: Engine, tokens: Tensor, leaves: Mapping[str, Tensor] | None = 
         else:
             logits = engine.model(tokens[:, :-1])
     return cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-
-
-def _drawn(parameters: Sequence[nn.Parameter], seed: int) -> list[bool]:
-    """Which parameters are asked for: one at least, and as many as fit."""
-    generator = torch.Generator().manual_seed(seed)
-    asked, left = [False] * len(parameters), _MOST_ELEMENTS
-    for number in torch.randperm(len(parameters), generator=generator).tolist():
-        size = parameters[number].numel()
-        if size <= left or not any(asked):
-            asked[number], left = True, left - size
-    return asked

@@ -4,29 +4,22 @@ What a `Sample` notes in a step does not wait for the device. Drawn elements mis
 of them lies in. In sums with random signs each element counts, and they are linear: the sums of a
 mean over ranks are the mean of the ranks' sums. One whose elements are independent comes out about
 as large as an element.
-
-Of the whole launch: how its weights began, how far each group of them moved, and the updates.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
-from torch.optim import Optimizer
 
 from nsa.attention.selection import full_float32
-from nsa.contract import WEIGHT_SIGNS
-from nsa.layer import Columns, NSAAttention
-from nsa.model import NSALanguageModel
 from nsa.step.engine import Engine
+from nsa.witness.gradient_probe import pieces
 
 # What the optimizer has to be, beside what the config says: written down again, not read from it.
 BETAS, EPS = (0.9, 0.95), 1e-8
@@ -39,9 +32,6 @@ _WIDENED = 1 << 22
 # Of each piece so many elements, at places that the run's token draws; so many sums of each
 # parameter, too.
 SAMPLED = 16
-# Evenly spaced ones, to tell how far it moved in the whole launch.
-_SPACED = 2048
-_LAYER_NUMBER = re.compile(r"^layers\.\d+\.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,110 +315,3 @@ def _norms(x: Tensor) -> Tensor:
 def at_least_one(count: Tensor) -> Tensor:
     """So many updates in float64; a parameter that had none does not move, whatever is divided."""
     return count.to(torch.float64).clamp_min(1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Rows of a parameter with one job. `group`: that job, the same in every layer."""
-
-    group: str
-    name: str
-    parameter: nn.Parameter
-    rows: slice
-
-    def of(self, tensor: Tensor) -> Tensor:
-        """These rows of a tensor shaped like the parameter."""
-        return tensor[self.rows]
-
-
-def pieces(model: NSALanguageModel) -> Iterator[Piece]:
-    """Every parameter once, the attention's one projection cut into what it makes."""
-    cuts: dict[int, dict[str, slice]] = {}
-    for module in model.modules():
-        if isinstance(module, NSAAttention):
-            cuts[id(module.in_proj.weight)] = Columns(cfg=module.cfg).slices
-    for name, parameter in model.named_parameters():
-        group = _LAYER_NUMBER.sub("", name).removesuffix(".weight")
-        whole = {"": slice(None)}
-        for part, rows in cuts.get(id(parameter), whole).items():
-            yield Piece(
-                group=f"attention.{part}" if part else group,
-                name=f"{name}[{part}]" if part else name,
-                parameter=parameter,
-                rows=rows,
-            )
-
-
-def least_by_group(values: Sequence[tuple[Piece, float]]) -> dict[str, float]:
-    """The smallest value among the pieces of each group: the layer that is worst off."""
-    least: dict[str, float] = {}
-    for piece, value in values:
-        least[piece.group] = min(value, least.get(piece.group, value))
-    return least
-
-
-class Movement:
-    """How far the parameters moved since this was made, from a sample of every piece."""
-
-    def __init__(self, model: NSALanguageModel) -> None:
-        self._start = [(piece, _sample(piece)) for piece in pieces(model)]
-
-    def by_group(self) -> dict[str, float]:
-        """Root mean square of the change, of the piece that moved least in each group."""
-        changes = [(p, (_sample(p) - before).square().mean().sqrt()) for p, before in self._start]
-        return least_by_group([(piece, float(change)) for piece, change in changes])
-
-
-def _sample(piece: Piece) -> Tensor:
-    flat = piece.of(piece.parameter.detach()).flatten()
-    stride = max(1, flat.numel() // _SPACED)
-    return flat[::stride].double().clone()
-
-
-def or_null(number: float, digits: int = 17) -> float | None:
-    """The number to so many digits, for a line that has no NaN: None where it is not finite."""
-    return float(f"{number:.{digits}g}") if math.isfinite(number) else None
-
-
-def plain_floats(values: dict[str, float]) -> dict[str, Any]:
-    """Rounded to six digits, for a line that people may read."""
-    return {name: float(f"{value:.6g}") for name, value in values.items()}
-
-
-@torch.no_grad()
-def first_weights(model: NSALanguageModel) -> dict[str, dict[str, Any]]:
-    """Of each group of the parameters, one number for each layer: the `weights` of the proof.
-
-    n: elements of a piece; mean, rms, least, most; signs: those of the first `WEIGHT_SIGNS`
-    elements as bits, in hexadecimal. A few passes over the parameters' memory, and no copy of them.
-    """
-    groups: dict[str, dict[str, Any]] = {}
-    for piece in pieces(model):
-        told = _numbers(piece.of(piece.parameter.detach()).flatten())
-        group = groups.setdefault(piece.group, {name: [] for name in told})
-        for name, value in told.items():
-            group[name].append(value)
-    return groups
-
-
-def _numbers(flat: Tensor) -> dict[str, Any]:
-    # Sums in float64, but no float64 copy: an embedding's would be the most that a step holds.
-    norm = vector_norm(flat, dtype=torch.float64)
-    rms = norm / flat.numel() ** 0.5
-    mean = flat.sum(dtype=torch.float64) / flat.numel()
-    told = torch.stack([mean, rms, flat.min(), flat.max()]).tolist()
-    bits = "".join("1" if up else "0" for up in (flat[:WEIGHT_SIGNS] > 0).tolist())
-    return {
-        "n": flat.numel(),
-        **{
-            name: float(f"{value:.9g}")
-            for name, value in zip(("mean", "rms", "least", "most"), told, strict=True)
-        },
-        "signs": f"{int(bits, 2):x}",
-    }
-
-
-def updates(optimizer: Optimizer) -> list[int]:
-    """Fewest and most updates of a parameter, as the optimizer itself counts them."""
-    counts = [int(entry["step"]) for entry in optimizer.state.values()]
-    return [min(counts), max(counts)] if counts else [0, 0]

@@ -244,7 +244,7 @@ LOAD = fields(
     "[finite]: load_before load_after"
 )
 _PROOF = fields(
-    "number: loss loss_again kept mean_low mean_high norm_told norm_before norm_after"
+    "number: loss kept mean_low mean_high norm_told norm_before norm_after"
     " logit_gradient;"
     "count: positions; {number}: own_gradient; text: wire; [text]: missing",
     oracle=fields(
@@ -270,7 +270,7 @@ EVENTS: Mapping[str, Fields] = {
     Event.NONFINITE: fields("count: step"),
     Event.HALT: fields("text: reason"),
     Event.EXIT: fields(
-        "text: param_hash; count: fetched_sum embedded_sum; {number}: moved first_update;"
+        "text: param_hash; count: fetched_sum embedded_sum; {number}: moved;"
         "{anything}: summed; number: largest_lr; [count]: updates",
         shadow=fields(
             "[count]: steps; number: weight first_moment second_moment norm rate jumps left"

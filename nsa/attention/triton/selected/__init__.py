@@ -12,7 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from nsa.attention.triton import ByBlock, SelectedCut, launch, padded
+import nsa.attention.triton as launch
+from nsa.attention.triton import ByBlock, SelectedCut, padded
 from nsa.attention.triton.selected.queries import (
     forward_kernel,
     gradient_merge_kernel,
