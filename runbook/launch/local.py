@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook import DEFAULT_LAUNCHER
 from runbook.config import Profile
 from runbook.config.registry import names
@@ -33,8 +34,7 @@ from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.cards import AFTER, BEFORE, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
-from runbook.process import Reaper, end_kept, oom_kills, spawn_kept
-from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
+from runbook.process import end_kept, kill_all, oom_kills, signal_owned, spawn_kept
 from runbook.records import End, Launch
 
 # In the temporary directory, where TORCHINDUCTOR_CACHE_DIR names no other place.
@@ -56,7 +56,7 @@ class Host:
         environment: Mapping[str, str],
         *,
         token: str,
-        variable: str = TOKEN_VARIABLE,
+        variable: str = RUN_TOKEN_VARIABLE,
     ) -> None:
         self.folder, self.environment = folder, environment
         self._token, self._variable = token, variable
@@ -70,7 +70,6 @@ class Host:
         self._load = LoadMeter()
         with self._open as opened:
             opened.enter_context(_no_empty_cache(self.environment))
-            opened.enter_context(Reaper(self._token, self._variable))
             console = opened.enter_context((self.folder / CONSOLE_LOG).open("ab"))
             if self._slots:
                 opened.enter_context(gpu_samples(self.folder, self.environment))

@@ -23,7 +23,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _CANNOT_START = 127
 _LENGTH_BYTES = 8
 _PAUSE_S = 0.005
-# As long as the harness tries to end what has the token, and as long as the reaper does.
+# As long as the harness tries to end what has the token, and longer where it is gone.
 _AFTER_COMMAND_S, _WITHOUT_HARNESS_S = 5.0, 30.0
 # It ends by the pipe alone: whoever signals everybody must not open the cage first.
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)

@@ -25,7 +25,7 @@ from runbook.errors import ProgramExit, UsageError
 from runbook.folder.manifest import check_manifest
 from runbook.launch import inputs as commits
 from runbook.machine.git import commit_of
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import Outcome, RunRecord
 from tests.cli.shell import environment, inside
 from tests.engine.test_interrupt_and_resume import wait_for

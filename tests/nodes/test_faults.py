@@ -14,7 +14,7 @@ import pytest
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import StopRequest
 from runbook.launch.nodes.files import JOB_JSON, last_state
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.cli.shell import runbook
 from tests.factory.tables import table

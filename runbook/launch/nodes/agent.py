@@ -29,8 +29,7 @@ from runbook.launch.local import Host
 from runbook.launch.nodes import files
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
-from runbook.process import has_ended_under
-from runbook.process.reaper import environment_holds, signal_owned
+from runbook.process import environment_holds, has_ended_under, signal_owned
 
 _POLL_S = 0.1
 _TELL_EVERY_S = 1.0

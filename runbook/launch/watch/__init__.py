@@ -13,8 +13,7 @@ from pathlib import Path
 from runbook.accounts.clocks import ARRIVAL_S
 from runbook.folder.launch import LineTail, heartbeat_files, parse_heartbeat
 from runbook.launch.watch.rank_state import RankState, Reading
-from runbook.process import exit_code_of, has_ended_under
-from runbook.process.reaper import environment_holds, holds_file
+from runbook.process import environment_holds, exit_code_of, has_ended_under, holds_file
 
 # Heartbeat files that are looked at in a second, at most: ranks that are more than few are each
 # looked at less often, few whenever somebody asks.

@@ -385,7 +385,7 @@ def gpu_samples(run_dir: Path, environment: Mapping[str, str]) -> Iterator[None]
         yield
     finally:
         process.kill()
-        # One that hangs in the driver of a lost card cannot be killed; the reaper goes on trying.
+        # One that hangs in the driver of a lost card cannot be killed before that lets it go.
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_ENDED_WITHIN_S)
         head, *lines = path.read_text("utf-8", "replace").splitlines(keepends=True)
