@@ -18,8 +18,8 @@ from runbook.launch.end import (
     is_communication_failure,
     rank_exits,
 )
+from runbook.launch.watch import RankState
 from runbook.launch.watch.live_status import pulse_of
-from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Watchdog, blame
 from runbook.records import End, Kind, LaunchStatus
 from runbook.records.events import Pulse

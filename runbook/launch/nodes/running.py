@@ -13,8 +13,7 @@ from runbook.folder.launch import LineTail
 from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.nodes import files
-from runbook.launch.watch import RankWatch
-from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch import RankState, RankWatch
 from runbook.records.launch import End, LaunchStatus
 
 if TYPE_CHECKING:
