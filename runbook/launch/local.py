@@ -18,9 +18,8 @@ from runbook.config import Profile
 from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
-from runbook.launch.command import pasteable
+from runbook.launch.command import RefusedError, pasteable
 from runbook.launch.incident import read_outside
-from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import (
     GROUP,
     Aftermath,

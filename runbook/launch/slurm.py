@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.config.setup import Setup
-from runbook.launch.command import completed, rendezvous
-from runbook.launch.inputs import RefusedError
+from runbook.launch.command import RefusedError, completed, rendezvous
 from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import (
     RENDEZVOUS_PORT,

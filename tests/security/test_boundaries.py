@@ -22,7 +22,7 @@ from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.errors import UsageError
 from runbook.folder.facts import REDACTED
 from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.inputs import build_environment
+from runbook.launch.command import build_environment
 from runbook.launch.observer import Observer
 from runbook.process import carriers, environment_holds, kill_all, signal_owned
 from runbook.records import Launch, LaunchResult, LaunchStatus

@@ -23,8 +23,7 @@ from runbook.config.settings import is_passed_on
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError
 from runbook.files import write_atomic
-from runbook.launch.command import completed, rendezvous
-from runbook.launch.inputs import RefusedError
+from runbook.launch.command import RefusedError, completed, rendezvous
 from runbook.launch.kubernetes.manifests import (
     ADDRESS_VARIABLE,
     LABEL,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.folder.launch import LineTail
-from runbook.launch.inputs import RefusedError
+from runbook.launch.command import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.nodes import files
 from runbook.launch.watch import RankState, RankWatch
