@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from nsa.contract import ARMS_JSON, CONFIG_VARIABLE, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
 from nsa.contract.digests import package_digest
@@ -25,7 +24,6 @@ from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path, make_private_dir, write_atomic
 from runbook.folder import (
     CHECKOUT_JSON,
-    CONFIG_YAML,
     JUNIT_XML,
     OWN_FOLDER,
     config_copy,
@@ -74,9 +72,6 @@ class Pasteable:
 def pasteable(launch: Launch) -> Pasteable:
     """The command line with paths that exist here; pasted, it is the same experiment."""
     notes = []
-    if launch.config_overrides:
-        keys = ", ".join(f"{key}={value}" for key, value in sorted(launch.config_overrides.items()))
-        notes.append(f"runs with a copy of the config in which {keys}")
     if launch.schedule is not None:
         notes.append(launch.schedule.in_words())
     if launch.resumes:
@@ -111,7 +106,7 @@ def build_command(
     The config is the copy that the run in `run_root` began with, if it has one.
     A retry takes `launch.retry_steps` steps if the plan names them. `begin_at`: the checkpoint that
     a launch which resumes another one goes on from (default: the newest one). Raises `RunbookError`
-    if the config cannot be found or changed as asked.
+    if the config cannot be found.
     """
     if launch.own is not None:
         return _own_command(launch, run_dir)
@@ -122,7 +117,7 @@ def build_command(
         launch = launch.model_copy(update={"argv": tuple(argv)})
     kept = kept_config(run_root, launch.named_config) if run_root else None
     launch = _with_config(launch, str(kept)) if kept else completed(launch, must_exist=True)
-    launch = _with_files(launch, run_dir) if launch.kind == "trainer" else launch
+    launch = _with_arms(launch, run_dir)
     if launch.resumes:
         before = (begin_at or run_dir.parent / launch.resumes).resolve()
         argv = with_option(launch.argv, RESUME_FLAG, str(before))
@@ -179,18 +174,14 @@ def _with_config(launch: Launch, path: str) -> Launch:
     return launch.model_copy(update={"config": path})
 
 
-def _with_files(launch: Launch, run_dir: Path) -> Launch:
-    """The same experiment with its changed config and its arms in files, which are kept."""
-    named = launch.named_config
-    if named and launch.config_overrides:
-        path = _write_effective(Path(named), launch.config_overrides, run_dir / CONFIG_YAML)
-        launch = _with_config(launch, str(path)).model_copy(update={"config_overrides": {}})
-    if launch.schedule is not None:
-        arms = run_dir / ARMS_JSON
-        arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
-        argv = (*launch.argv, "--arms", str(arms))
-        launch = launch.model_copy(update={"argv": argv, "schedule": None})
-    return launch
+def _with_arms(launch: Launch, run_dir: Path) -> Launch:
+    """The same experiment with its arms in a file, which is kept."""
+    if launch.schedule is None:
+        return launch
+    arms = run_dir / ARMS_JSON
+    arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
+    argv = (*launch.argv, "--arms", str(arms))
+    return launch.model_copy(update={"argv": argv, "schedule": None})
 
 
 def _pytest_options() -> tuple[str, ...]:
@@ -223,27 +214,6 @@ def _executable(words: list[str], port: int | None) -> list[str]:
     if first in OURS:
         return [sys.executable, *rest]
     raise UsageError(f"a launch begins with {first!r}", hint="allowed are torchrun and python")
-
-
-def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -> Path:
-    import yaml
-
-    from nsa.strict_yaml import load_strict
-
-    document, problems = load_strict(source.read_text(encoding="utf-8"))
-    if problems or not isinstance(document, dict):
-        raise UsageError([f"{source}: {text}" for text in problems or ["does not hold a mapping"]])
-    for dotted, value in overrides.items():
-        *sections, key = dotted.split(".")
-        place: Any = document
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise UsageError(f"{source}: {section!r} of {dotted!r} is not a section")
-        place[key] = value
-    text = yaml.safe_dump(document, sort_keys=False)
-    target.write_text(f"# {source.name} with: {', '.join(sorted(overrides))}\n{text}", "utf-8")
-    return target
 
 
 def keep_config(run_root: Path, name: str) -> None:
