@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from runbook.files import shipped_data, utc_text, write_atomic
@@ -158,30 +157,17 @@ def _which(name: str) -> str:
     return tool
 
 
-class Kind(StrEnum):
-    """What a line of the kernel log is about."""
-
-    XID = "xid"
-    SXID = "sxid"
-    NVRM = "nvrm"
-    NVLINK = "nvlink"
-    PCIE = "pcie"
-    OOM = "oom"
-
-
 _ADDRESS = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_ADDRESS})\): (\d+)")
-_KINDS = (
-    (Kind.XID, _XID),
-    (Kind.SXID, re.compile(r"\bSXid \(")),
-    (Kind.NVRM, re.compile(r"\bNVRM:")),
-    (Kind.NVLINK, re.compile(r"nvlink|nvswitch", re.IGNORECASE)),
-    (Kind.PCIE, re.compile(r"\bAER:|PCIe Bus Error|\bpciehp\b|\bDPC:|PCI device .* link is down")),
-    (
-        Kind.OOM,
-        re.compile(r"[Oo]ut of memory: Kill|invoked oom-killer|\boom-kill:|\boom_reaper:"),
-    ),
-)
+# What a line of the kernel log may be about.
+_KINDS = {
+    "xid": _XID,
+    "sxid": re.compile(r"\bSXid \("),
+    "nvrm": re.compile(r"\bNVRM:"),
+    "nvlink": re.compile(r"nvlink|nvswitch", re.IGNORECASE),
+    "pcie": re.compile(r"\bAER:|PCIe Bus Error|\bpciehp\b|\bDPC:|PCI device .* link is down"),
+    "oom": re.compile(r"[Oo]ut of memory: Kill|invoked oom-killer|\boom-kill:|\boom_reaper:"),
+}
 _KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]*)\)")
 _PCI = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]\b")
 _UNCORRECTED = re.compile(
@@ -192,13 +178,15 @@ _UNCORRECTED = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class KernelLine:
-    """One line. `pci` holds every address in it, as `0000:17:00`; `pid` is one that was killed.
+    """One line, of one of `_KINDS`. `pci` holds every address in it, as `0000:17:00`.
+
+    `pid` is one that was killed.
 
     `fatal`: an uncorrected error or a lost link; a corrected one and a mere message are not.
     `node`: whose kernel wrote it; empty where there is only this machine.
     """
 
-    kind: Kind
+    kind: str
     text: str
     xid: int | None = None
     pci: tuple[str, ...] = ()
@@ -211,19 +199,19 @@ def parse_line(text: str) -> KernelLine | None:
     """The line, or None if it concerns neither GPU, link nor memory.
 
     >>> line = parse_line("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.")
-    >>> line.kind.value, line.xid, line.pci
+    >>> line.kind, line.xid, line.pci
     ('xid', 79, ('0000:17:00',))
     >>> parse_line("EXT4-fs (vda): mounted filesystem")
     """
-    kind = next((kind for kind, pattern in _KINDS if pattern.search(text)), None)
+    kind = next((kind for kind, pattern in _KINDS.items() if pattern.search(text)), None)
     if kind is None:
         return None
     found, killed = _XID.search(text), _KILLED.search(text)
     addresses = [found.group(1)] if found else _PCI.findall(text)
     fatal = {
-        Kind.XID: True,
-        Kind.SXID: "Non-fatal" not in text,
-        Kind.PCIE: _UNCORRECTED.search(text) is not None,
+        "xid": True,
+        "sxid": "Non-fatal" not in text,
+        "pcie": _UNCORRECTED.search(text) is not None,
     }
     return KernelLine(
         kind=kind,
@@ -253,7 +241,7 @@ def concerns(line: KernelLine, slots: Collection[str]) -> bool:
 
     A switch of NVLink (SXid) has a place of its own, between all GPUs.
     """
-    return line.kind is Kind.SXID or not slots or not line.pci or bool(set(line.pci) & set(slots))
+    return line.kind == "sxid" or not slots or not line.pci or bool(set(line.pci) & set(slots))
 
 
 def parse_lines(texts: Iterable[str]) -> list[KernelLine]:
