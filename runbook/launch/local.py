@@ -131,10 +131,6 @@ class LocalRun(Host):
         """None: what happens to this machine happens to the harness too."""
         return None
 
-    def console_bytes(self) -> int:
-        """As in `Running`."""
-        return (self.folder / CONSOLE_LOG).stat().st_size
-
     def send(self, state: RankState, number: int) -> bool:
         """As in `Running`."""
         return state.pid is not None and signal_owned(state.pid, self._token, number)

@@ -38,18 +38,15 @@ class KernelWindow:
     source: str
     problem: str = ""
     lost: bool = False
-    others: int = 0
     left_out: int = 0
     lines: list[KernelLine] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """Keep a line that concerns a launch, and only count any other."""
+        """Keep a line that concerns a launch, and only count those beyond the most."""
         line = parse_line(redact_text(text))
-        if line is None:
-            self.others += 1
-        elif len(self.lines) < MOST_LINES:
+        if line is not None and len(self.lines) < MOST_LINES:
             self.lines.append(line)
-        else:
+        elif line is not None:
             self.left_out += 1
 
     def write(self, run_dir: Path, *, began_at: str) -> Path:

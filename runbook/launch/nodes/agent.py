@@ -21,7 +21,6 @@ from types import FrameType
 
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
-from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch import LineTail
 from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
@@ -167,12 +166,10 @@ class Agent:
         }
 
     def _tell(self, *, code: int | None = None, end: files.NodeEnd | None = None) -> None:
-        console = self.folder / CONSOLE_LOG
         self.state = self.state.model_copy(
             update={
                 "code": code,
                 "stopped_by": self.stopped_by,
-                "console_bytes": console.stat().st_size if console.exists() else 0,
                 "ranks": self._ranks(),
                 "end": end,
             }

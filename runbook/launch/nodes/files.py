@@ -106,7 +106,6 @@ class NodeState(Record):
 
     node: str
     index: int
-    console_bytes: int = 0
     code: int | None = None
     stopped_by: str = ""
     ranks: dict[int, RankOnNode] = Field(default_factory=dict)
@@ -286,7 +285,6 @@ def _kernel(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any
         documents,
         *("source", "problem"),
         lost=any(one.get("lost") for one in said),
-        others=sum(int(one.get("others", 0)) for one in said),
         left_out=sum(int(one.get("left_out", 0)) for one in said),
         lines=[text for one in said for text in one.get("lines", ())],
     )

@@ -250,10 +250,6 @@ class NodesRun:
         silent = f"{self.job.nodes - len(told)} of its {self.job.nodes} nodes"
         return self.state.ended(self.job, self._start.run_dir, gone=self._gone, silent=silent)
 
-    def console_bytes(self) -> int:
-        """As in `Running`."""
-        return sum(node.console_bytes for node in self.watch.nodes.values())
-
     def where(self, rank: int) -> str:
         """As in `Running`."""
         return self.watch.node_of(rank)
