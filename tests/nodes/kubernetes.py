@@ -54,7 +54,6 @@ class Cluster(Api):
         for name in self.names:
             ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
             self.put("nodes", {"metadata": {"name": name}, "status": {"conditions": [ready]}})
-        self.put("persistentvolumeclaims", {"metadata": {"name": "shared"}})
         self._thread = threading.Thread(target=self._control)
         self._thread.start()
 

@@ -223,11 +223,6 @@ class KubernetesCluster(Cluster):
             raise RefusedError(_words(done))
         return answer == "yes"
 
-    def has_claim(self, name: str) -> bool:
-        """Is there a volume claim of this name? Also where it may not be looked at."""
-        done = self.run("get", "persistentvolumeclaim", name, "--output=name")
-        return done.ok or "(NotFound)" not in done.stderr
-
     def submit(self, start: Start, job: Job, names: tuple[str, ...]) -> Job:
         """As in `Cluster`. Raises RefusedError with kubectl's words."""
         launch = start.launch
@@ -329,23 +324,19 @@ class Kubernetes(NodesKind):
         self.path = path
 
     def lacks(self) -> list[str]:
-        """As in `LauncherKind`: kubectl, what it may do, and the claims of the pod."""
+        """As in `LauncherKind`: kubectl, and what it may do."""
         if shutil.which("kubectl") is None:
             return ["--launcher kubernetes: no kubectl here"]
         try:
             pod = self._pod()
             kubectl = KubernetesCluster(request=Request(pod=pod, gpus=0, queue_s=0))
             denied = [words for words in _NEEDS if not kubectl.may(*words.split())]
-            absent = [claim for claim in pod.claims() if not kubectl.has_claim(claim)]
         except UsageError:
             return []  # told with the options
         except RefusedError as error:
             return [f"--launcher kubernetes: {error}"]
         where = f"in the namespace {pod.metadata.namespace or 'of the context'}"
-        return [
-            *(f"--launcher kubernetes: you may not {words} {where}" for words in denied),
-            *(f"{self.path}: there is no volume claim {claim} {where}" for claim in absent),
-        ]
+        return [f"--launcher kubernetes: you may not {words} {where}" for words in denied]
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""

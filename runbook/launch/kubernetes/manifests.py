@@ -97,11 +97,6 @@ class PodFile(_Open):
     metadata: Metadata = Metadata()
     spec: Spec
 
-    def claims(self) -> list[str]:
-        """The volume claims that it mounts."""
-        found = [(one.model_extra or {}).get("persistentVolumeClaim") for one in self.spec.volumes]
-        return [str(claim.get("claimName")) for claim in found if isinstance(claim, dict)]
-
     def unfit(self, out: Path, gpus: int) -> list[str]:
         """Why runs below `out` with so many GPUs in each pod do not fit it, in words."""
         found, folder, container = [], out.resolve(), self.spec.containers[0]
