@@ -88,7 +88,7 @@ class OwnTrainer(Record):
     tokens_per_rank: int | None = Field(default=None, ge=1)
     tokens_per_step: int | None = Field(default=None, ge=1)
     env: dict[str, str] = Field(default_factory=dict)
-    # Records of earlier runs have this one and `heartbeats`, both without a value.
+    # Records of earlier runs have this one and `heartbeats` without a value, and nothing reads them.
     ready: Literal[""] = ""
     silence_s: float = Field(default=180.0, gt=0)
     log: LogMap
