@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -88,11 +87,8 @@ class OwnTrainer(Record):
     tokens_per_rank: int | None = Field(default=None, ge=1)
     tokens_per_step: int | None = Field(default=None, ge=1)
     env: dict[str, str] = Field(default_factory=dict)
-    # Records of earlier runs have this one and `heartbeats` without a value, and nothing reads them.
-    ready: Literal[""] = ""
     silence_s: float = Field(default=180.0, gt=0)
     log: LogMap
-    heartbeats: None = None
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
