@@ -44,22 +44,27 @@ _GROWN = 8
 
 
 def own_ranks(case: Case, name: str) -> Finding:
-    """Was there a process of every rank?"""
+    """Was there a process of every rank, and did each come to the end where it tells?"""
     launch = case.completed(name)
     seen = processes_of(launch)
-    wanted = launch.launch.nproc
+    wanted, last = launch.launch.nproc, launch.last_steps
     ranks = {int(rank) for rank in seen["rank"] if rank >= 0}
+    ranks |= {rank for rank, step in last.items() if step is not None}
     count = float(len(ranks) or wanted == 1)
     value = file_value(launch, "processes", "ranks_seen", count, "ranks")
     if wanted > 1 and ranks != set(range(wanted)):
         told = ", ".join(map(str, sorted(ranks))) or "none"
         reason = (
             f"{name}: of ranks 0 to {wanted - 1}, {told} were seen by RANK or LOCAL_RANK in the "
-            "environment of a process"
+            "environment of a process, or by heartbeats of their own"
         )
         return incomplete(Reason.MISSING_ARTIFACT, reason, measurement=value)
+    if len(set(last.values())) > 1 or None in last.values():
+        said = ", ".join(f"rank {rank} {step}" for rank, step in last.items())
+        return failed(Reason.MISMATCH, f"{name}: last steps differ: {said}", measurement=value)
+    told = "" if not last else f", each to step {next(iter(last.values()))} by its heartbeats"
     alike = "; whether their parameters are equal is not known"
-    return passed(f"{wanted} rank(s) seen{alike}", measurement=value)
+    return passed(f"{wanted} rank(s) seen{told}{alike}", measurement=value)
 
 
 def own_plausible(case: Case, name: str) -> Finding:

@@ -73,6 +73,8 @@ def init(args: argparse.Namespace, console: Console) -> int:
           (default: none)
       --pattern REGEX     a row on its console, where none is found, by our names, such as
           'at (?P<step>[0-9]+): cost (?P<loss>.+)' (default: those that are known)
+      --heartbeats PATH:FIELD  JSON lines that each rank writes, such as
+          '{out}/alive_{rank}.jsonl:step' (default: none)
       --out DIR           where the probe is kept (default: artifacts)
 
     examples:
@@ -153,8 +155,9 @@ def guessed(trainer: OwnTrainer, target: Path) -> Iterator[str]:
 def _trainer(args: argparse.Namespace, command: str, name: str) -> OwnTrainer:
     from pydantic import ValidationError
 
-    from runbook.records.own_trainer import RANKS, LogMap, OwnTrainer
+    from runbook.records.own_trainer import RANKS, HeartbeatMap, LogMap, OwnTrainer
 
+    path, _, field = (args.heartbeats or "").rpartition(":")
     try:
         return OwnTrainer(
             name=name,
@@ -162,6 +165,7 @@ def _trainer(args: argparse.Namespace, command: str, name: str) -> OwnTrainer:
             single="" if RANKS in command else command,
             tokens_per_rank=args.tokens_per_rank,
             tokens_per_step=args.tokens_per_step,
+            heartbeats=HeartbeatMap(path=path, step=field) if args.heartbeats else None,
             env=dict(one.split("=", 1) for one in args.env),
             log=LogMap(pattern=args.pattern) if args.pattern else LogMap(columns={"loss": "loss"}),
             source="runbook init",

@@ -43,7 +43,7 @@ TERMINATED = "terminate called without an active exception"
 class ForeignWatch(RankWatch):
     """Follows the log, the console and the processes of such a launch; nothing here judges.
 
-    There is one state, of the whole launch.
+    There is one state, of the whole launch, or one for each rank that writes heartbeats of its own.
     """
 
     def __init__(self, run_dir: Path, token: str, started_at: float, launch: Launch) -> None:
@@ -55,6 +55,7 @@ class ForeignWatch(RankWatch):
         self._log: LineTail | None = None
         self._console = _tail(run_dir / CONSOLE_LOG)
         self._reader, self._rows, self._read_again = own_log.RowReader(self._own.log), 0, 0
+        self._ready = re.compile(self._own.ready) if self._own.ready else None
         self._found_at = self._read_at = -_FIND_EVERY_S
         self._readings = 0  # while it trained
         self._known: dict[int, int] = {}  # ranks of processes
@@ -64,23 +65,34 @@ class ForeignWatch(RankWatch):
         _write(self._arrivals, own_log.ARRIVALS.columns)
         _write(self._processes, own_log.PROCESSES.columns)
         _write(self._arrivals, (0, started_at, time.time() - (time.monotonic() - started_at)))
-        self._state = self.ranks[0] = RankState(
-            rank=0,
-            path=self._arrivals,
-            for_all=launch.nproc != 1,
-            changed_at=started_at,
-            phase_since=started_at,
-            phase=Phase.FIRST_STEP,
-        )
+        beats = {r: own_log.heartbeat_path(run_dir, self._own, r) for r in range(launch.voices)}
+        self._beats = {rank: _tail(path) for rank, path in beats.items() if path is not None}
+        for rank in beats:
+            self.ranks[rank] = RankState(
+                rank=rank,
+                path=self._arrivals,
+                for_all=launch.voices != launch.nproc,
+                changed_at=started_at,
+                phase_since=started_at,
+                phase=Phase.INIT if self._ready else Phase.FIRST_STEP,
+            )
 
     def update(self) -> None:
         """Read what has been written since the last call."""
-        spoken = list(self._console.lines())
+        spoken, ready = list(self._console.lines()), self._ready
+        if ready and any(ready.search(line.decode("utf-8", "replace")) for line in spoken):
+            self._ready = None
+            for state in self.ranks.values():
+                self._move(state, Phase.FIRST_STEP)
         step, grown = self._read_log()
-        if step is not None:
-            self._go_on(step)
-        if grown or spoken:
-            self._state.arrived(time.monotonic())
+        if self._own.heartbeats is None:
+            (state,) = self.ranks.values()
+            if step is not None:
+                self._go_on(state, step)
+            if grown or spoken:
+                state.arrived(time.monotonic())
+        else:
+            self._read_beats()
         self._count(time.monotonic())
 
     def _read_log(self) -> tuple[int | None, bool]:
@@ -110,20 +122,33 @@ class ForeignWatch(RankWatch):
         self._arrived_at = at
         _write(self._arrivals, (self._rows, f"{at:.6f}", f"{wall - late:.6f}"))
 
-    def _go_on(self, step: int) -> None:
-        now, state = time.monotonic(), self._state
+    def _read_beats(self) -> None:
+        for rank, tail in self._beats.items():
+            lines = list(tail.lines())
+            steps = [
+                s for line in lines if (s := own_log.heartbeat_step(line, self._own)) is not None
+            ]
+            if steps:
+                self._go_on(self.ranks[rank], steps[-1])
+            if lines:
+                self.ranks[rank].arrived(time.monotonic())
+
+    def _go_on(self, state: RankState, step: int) -> None:
+        now = time.monotonic()
         if state.phase == Phase.STEP:
             state.longest_step_s = max(state.longest_step_s, now - state.changed_at)
         state.step = step
         # What comes after the last step (an evaluation, a file) may take as long as a checkpoint.
-        phase = Phase.CHECKPOINT if step >= self._steps else Phase.STEP
+        self._move(state, Phase.CHECKPOINT if step >= self._steps else Phase.STEP)
+
+    def _move(self, state: RankState, phase: Phase) -> None:
         if state.phase != phase:
-            state.phase, state.phase_since = phase, now
-        state.changed_at = now
+            state.phase, state.phase_since = phase, time.monotonic()
+        state.changed_at = time.monotonic()
 
     def _count(self, now: float) -> None:
         """Write down every process of the launch, its rank if its environment tells, its memory."""
-        step = self._state.step
+        step = self.ranks[0].step
         fast = step > 0 and self._readings < _FAST_READINGS
         if now < self._read_at + (_READ_EVERY_S if fast else _FIND_EVERY_S):
             return
@@ -133,22 +158,23 @@ class ForeignWatch(RankWatch):
             self._found_at = now
             self._known = {pid: _rank_of(pid) for pid in carriers(self.token)}
             for pid, rank in self._known.items():
-                if rank == self._state.rank:
-                    self._state.pid = pid
+                if rank in self.ranks:
+                    self.ranks[rank].pid = pid
         for pid, rank in self._known.items():
             held = held_mib(pid)
             if held is not None:
                 _write(self._processes, (f"{now:.3f}", step, pid, rank, f"{held:.1f}"))
 
-    def hang(self, found: End) -> End:
-        """A hang in words that blame no rank, where one writes for all of them."""
-        state = self._state
+    def hang(self, found: End, ranks: Sequence[RankState]) -> End:
+        """A hang in words that blame no rank, where none told of itself."""
+        if self._own.heartbeats is not None:
+            return found
+        (state,) = ranks
         age = time.monotonic() - state.changed_at
         where = f"at step {state.step}" if state.step > 0 else "before its first row"
         cause = f"hang: neither its log nor its console grew for {age:.1f} s {where}"
         if state.for_all:
             cause += "; one rank writes for all, so which one hangs is not known"
-            found = replace(found, culprit_rank=None)
         return replace(found, cause=cause)
 
 

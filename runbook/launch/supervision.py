@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nsa.contract import HALT_FILE, ExitCode
@@ -166,7 +166,9 @@ class Supervision:
                 self.watchdog, self.run_dir, ranks, self.place, token=self._token
             )
             if isinstance(self.watch, ForeignWatch):
-                hang = self.watch.hang(hang)
+                hang = self.watch.hang(hang, ranks)
+            if self.launch.voices != self.launch.nproc:
+                hang = replace(hang, culprit_rank=None)  # one voice speaks for all of them
             return self._incident(hang, stacks)
         if len(ranks) < self.launch.voices and lasted_s > self.budgets.silence_s:
             return self._silent()

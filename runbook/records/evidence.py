@@ -149,8 +149,8 @@ class SetAside:
 class LaunchEvidence:
     """One launch: the plan, the end, and what its run directory holds (None where it is absent).
 
-    Of a trainer of one's own, `training` is its log, `ranks` when that grew, and `processes`
-    its processes with their memory.
+    Of a trainer of one's own, `training` is its log, `ranks` when that grew, `processes` its
+    processes with their memory, and `last_steps` what ranks with heartbeats of their own told.
     `aside` are its earlier starts. `files` has path and digest of each file that is there, by the
     name of its field, `console` and `trace`. `config` is what its config file says, by the run's
     own copy, without what the plan changes in it.
@@ -178,6 +178,7 @@ class LaunchEvidence:
     load: Mapping[str, Any] | None = None
     processes: pd.DataFrame | None = None
     resources: pd.DataFrame | None = None
+    last_steps: Mapping[int, int | None] = field(default_factory=dict)
     halted: bool = False
     aside: tuple[SetAside, ...] = ()
     problems: tuple[str, ...] = ()

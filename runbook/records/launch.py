@@ -153,7 +153,7 @@ class Launch(Record):
     def voices(self) -> int:
         """How many signs of life are expected of it; 0 if nothing says that it lives."""
         if self.own is not None:
-            return 1
+            return self.nproc if self.own.heartbeats else 1
         return self.nproc if self.has_ranks else 0
 
     def words(self, *, lines: bool = False) -> tuple[str, ...]:

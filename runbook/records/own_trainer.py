@@ -72,13 +72,29 @@ class LogMap(Record):
         return self
 
 
+class HeartbeatMap(Record):
+    """JSON lines that each rank writes as it goes: `path` has `{rank}`, `step` names the field."""
+
+    path: str
+    step: str = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _whole(self) -> HeartbeatMap:
+        if not self.path.startswith(f"{OUT}/") or "{rank}" not in self.path:
+            raise ValueError(f"path {self.path!r}: it begins with {OUT}/ and holds {{rank}}")
+        if ".." in self.path.split("/"):
+            raise ValueError(f"path {self.path!r}: it leaves the run directory")
+        return self
+
+
 class OwnTrainer(Record):
     """A trainer of one's own, as a profile describes it.
 
     `command` is what a person types, with `{steps}`, `{ranks}` and `{out}`, a folder that is new
     in each launch; `single` the same for one process, where it is not the same command with one
     rank. Tokens of a step are `tokens_per_rank`, or `tokens_per_step` where the batch does not grow
-    with the ranks. Nothing heard for `silence_s` seconds is a hang.
+    with the ranks. `ready` is a pattern of the line after which it trains. Nothing heard for
+    `silence_s` seconds is a hang.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][\w.-]*$")
@@ -87,8 +103,10 @@ class OwnTrainer(Record):
     tokens_per_rank: int | None = Field(default=None, ge=1)
     tokens_per_step: int | None = Field(default=None, ge=1)
     env: dict[str, str] = Field(default_factory=dict)
+    ready: str = ""
     silence_s: float = Field(default=180.0, gt=0)
     log: LogMap
+    heartbeats: HeartbeatMap | None = None
     source: str = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -112,6 +130,10 @@ class OwnTrainer(Record):
         shapes = (SECRET_SHAPES, URL_LOGIN)
         if told := [key for key, t in texts.items() if any(one.search(t) for one in shapes)]:
             raise ValueError(f"{', '.join(told)}: it holds a secret, and a run records its profile")
+        try:
+            re.compile(self.ready)
+        except re.error as error:
+            raise ValueError(f"ready is no regular expression: {error}") from error
         return self
 
     def argv(self, *, ranks: int, steps: int, alone: bool = False) -> tuple[str, ...]:

@@ -163,6 +163,7 @@ def _measured(said: str, evidence: LaunchEvidence) -> Probe:
         notes.append(f"left out: its {told}, {odd}")
         trainer = trainer.model_copy(update={"log": _without(trainer.log, told)})
     ranks = set() if evidence.processes is None else set(evidence.processes["rank"].tolist())
+    ranks |= {rank for rank, step in evidence.last_steps.items() if step is not None}
     return Probe(
         trainer=trainer,
         step_s=max(seconds / float(rows["steps"].sum()), 1e-4),

@@ -57,6 +57,8 @@ def test_each_fault_makes_its_check_fail(tmp_path: Path, name: str) -> None:
     row, phase = FAULTS[name], FAULTS[name].get("phase", "baseline")
     fault = row["fault"]
     more: dict[str, Any] = {"silence_s": 1.5 if fault in SILENT else 20}
+    if fault == "behind":
+        more["heartbeats"] = {"path": "{out}/alive_{rank}.jsonl", "step": "at"}
     if row.get("tells_norm"):
         more["log"] = {**LOG, "columns": {**LOG["columns"], "grad_norm": "norm"}}
     profile = profile_of(tmp_path, document(fault, **more))

@@ -12,13 +12,14 @@ import pytest
 
 from nsa.contract import Phase
 from runbook.errors import UsageError
-from runbook.folder.launch.own_log import RowReader, read_own_log
+from runbook.folder import OWN_FOLDER
+from runbook.folder.launch.own_log import RowReader, last_steps, read_own_log
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.observer import Observer
 from runbook.launch.watch.live_status import LiveStatus, held_mib
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.events import Pulse
-from runbook.records.own_trainer import LogMap, OwnTrainer
+from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
 from runbook.tools.own_profile import is_running_mean, templated
 from runbook.tools.own_rows import guess
 from tests.factory import records
@@ -132,15 +133,20 @@ def test_an_abort_while_python_ends_is_none_of_a_step(code: int, signal: str) ->
     assert other.kind is Kind.NONE
 
 
-def test_one_voice_for_two_ranks_tells_not_how_many_live(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("heartbeats", "wanted"), [
+    (None, 0), (HeartbeatMap(path="{out}/{rank}.jsonl", step="step"), 2),
+])  # fmt: skip
+def test_how_many_ranks_live_is_told_where_each_tells_of_itself(
+    tmp_path: Path, heartbeats: HeartbeatMap | None, wanted: int
+) -> None:
     """It said `ranks 1/1` of two ranks."""
-    own = _trainer(TABLE)
+    own = _trainer(TABLE).model_copy(update={"heartbeats": heartbeats})
     launch = records.launch(*own.argv(ranks=2, steps=3), kind="own", own=own, steps=3, nproc=2)
     watch = ForeignWatch(tmp_path, "no such token", time.monotonic(), launch)
 
     class Seen(Observer):
         def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
-            assert pulse.wanted == 0
+            assert pulse.wanted == wanted
 
     live = LiveStatus(launch, tmp_path, steps=3, observer=Seen(), watch=None, enough=None)
     live.look(watch.ranks, now=time.monotonic())
@@ -151,19 +157,19 @@ def test_marks_take_the_place_of_the_usual_flags(typed: str, marked: str) -> Non
     assert templated(typed).replace("'", "") == marked
 
 
-def test_a_row_says_that_it_trains(tmp_path: Path) -> None:
-    own = _trainer(TABLE)
+def test_a_line_says_that_it_is_ready_and_a_row_that_it_trains(tmp_path: Path) -> None:
+    own = _trainer(TABLE).model_copy(update={"ready": "^ready"})
     launch = records.launch(*own.argv(ranks=2, steps=3), kind="own", own=own, steps=3)
     watch = ForeignWatch(tmp_path, "no such token", time.monotonic(), launch)
     console, log = tmp_path / "console.log", tmp_path / "own" / "m.csv"
     phases = []
-    rows = (("step,train/loss\n1,4\n", log), ("2,3\n3,2\n", log))
-    for text, path in (("a word\n", console), *rows):
+    for text, path in (("not ready\n", console), ("ready\n", console),
+                       ("step,train/loss\n1,4\n", log), ("2,3\n3,2\n", log)):  # fmt: skip
         with path.open("a") as stream:
             stream.write(text)
         watch.update()
         phases.append(watch.ranks[0].phase)
-    assert phases == [Phase.FIRST_STEP, Phase.STEP, Phase.CHECKPOINT]
+    assert phases == [Phase.INIT, Phase.FIRST_STEP, Phase.STEP, Phase.CHECKPOINT]
     counts = [line.split(",")[0] for line in (tmp_path / "arrivals.csv").read_text().split()]
     assert counts == ["rows", "0", "1", "3"]
 
@@ -179,6 +185,15 @@ def test_a_table_that_is_not_taken_is_named_with_the_reason(
         guess(tmp_path, steps=9)
     assert f"{name}: " in str(error.value) and said in str(error.value)
     assert str(error.value).count("console: 0 rows") == 1
+
+
+def test_a_rank_whose_own_heartbeats_are_not_there_has_no_last_step(tmp_path: Path) -> None:
+    beats = HeartbeatMap(path="{out}/alive_{rank}.jsonl", step="at")
+    trainer = _trainer(ROWS).model_copy(update={"heartbeats": beats})
+    (tmp_path / OWN_FOLDER).mkdir()
+    told = '{"at": 3}\n{"at": 7}\n{"at": null}\n'
+    (tmp_path / OWN_FOLDER / "alive_0.jsonl").write_text(told)
+    assert last_steps(tmp_path, trainer, 2) == {0: 7, 1: None}
 
 
 def test_pages_of_a_mapped_file_are_not_held(tmp_path: Path) -> None:

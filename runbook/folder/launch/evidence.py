@@ -33,7 +33,7 @@ from runbook.folder.launch.documents import (
     read_json_object,
     read_junit,
 )
-from runbook.folder.launch.own_log import PROCESSES, read_own_log
+from runbook.folder.launch.own_log import PROCESSES, last_steps, read_own_log
 from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import (
@@ -109,6 +109,8 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
     if log is not None:
         fields["training"] = log
         problems.extend(f"{log.path}: {problem}" for problem in log.problems)
+    if launch.own is not None:
+        fields["last_steps"] = last_steps(folder, launch.own, launch.nproc)
     for key, (name, shape) in _DOCUMENTS.items():
         found: list[str] = []
         document, sha256 = read_json_object(folder / name, found)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.folder import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER
+from runbook.folder.launch import whole_number
 from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records.evidence import RankLog, TrainingLog
@@ -271,3 +272,34 @@ def _clock(frame: pd.DataFrame, path: str, sha256: str) -> RankLog:
         counts={},
         steps=steps,
     )
+
+
+def last_steps(folder: Path, trainer: OwnTrainer, ranks: int) -> dict[int, int | None]:
+    """The last step that each rank told in heartbeats of its own; empty without a map of them."""
+    if trainer.heartbeats is None:
+        return {}
+    found: dict[int, int | None] = {}
+    for rank in range(ranks):
+        path = heartbeat_path(folder, trainer, rank)
+        found[rank] = None
+        if path is not None and path.is_file():
+            steps = (
+                heartbeat_step(line, trainer)
+                for line in lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
+            )
+            found[rank] = max((step for step in steps if step is not None), default=None)
+    return found
+
+
+def heartbeat_path(folder: Path, trainer: OwnTrainer, rank: int) -> Path | None:
+    """The file of one rank's own heartbeats; None without a map of them."""
+    if trainer.heartbeats is None:
+        return None
+    below = trainer.heartbeats.path.removeprefix(f"{OUT}/").replace("{rank}", str(rank))
+    return folder / OWN_FOLDER / below
+
+
+def heartbeat_step(line: bytes, trainer: OwnTrainer) -> int | None:
+    """The step that a line of a rank's own heartbeats tells."""
+    found = document_in(line.decode("utf-8", "replace"))
+    return whole_number(found.get(trainer.heartbeats.step)) if trainer.heartbeats else None

@@ -6,6 +6,7 @@ python counting.py --ranks 2 --steps 60 --out out [--fault NAME]
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import subprocess
@@ -15,10 +16,11 @@ from pathlib import Path
 
 
 def train(args: argparse.Namespace, rank: int) -> None:
-    """One rank: the first one writes metrics.csv."""
+    """One rank: the first one writes metrics.csv; each tells in a file of its own that it lives."""
     noise = random.Random(rank)
     steps = {"deaf": 2 * args.steps, "short": args.steps // 2}.get(args.fault, args.steps)
     log = (args.out / "metrics.csv").open("a")
+    alive = (args.out / f"alive_{rank}.jsonl").open("a")
     if rank == 0:
         print("global_step,train/loss,dt,tokens_per_second,norm", file=log, flush=True)
     while not (args.out / "metrics.csv").stat().st_size:
@@ -40,6 +42,8 @@ def train(args: argparse.Namespace, rank: int) -> None:
         said = "" if args.fault == "unsaid" and step % 7 == 0 else f"{loss:.4f}"
         if rank == 0:
             print(f"{step},{said},{told:.6f},,{norm}", file=log, flush=True)
+        if not (args.fault == "behind" and rank and step > 40):
+            print(json.dumps({"at": step}), file=alive, flush=True)
     if rank == 0:
         leave(args.out)
 

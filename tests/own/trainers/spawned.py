@@ -1,4 +1,4 @@
-"""Ranks started by `torch.multiprocessing`, without torchrun.
+"""Ranks started by `torch.multiprocessing`, without torchrun; each tells in a file that it lives.
 
 python spawned.py --ranks 2 --steps 60 --out out
 """
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def train(rank: int, ranks: int, steps: int, out: Path, port: int) -> None:
-    """One rank: rank 0 writes log.jsonl."""
+    """One rank: rank 0 writes log.jsonl, each its own alive_RANK.jsonl."""
     dist.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks
     )
@@ -27,13 +27,14 @@ def train(rank: int, ranks: int, steps: int, out: Path, port: int) -> None:
     model = DistributedDataParallel(nn.Linear(512, 512))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     draw, goal = torch.Generator().manual_seed(rank), torch.randn(512, 512) / 512**0.5
-    with (out / "log.jsonl").open("a") as log:
+    with (out / "log.jsonl").open("a") as log, (out / f"alive_{rank}.jsonl").open("a") as alive:
         for step in range(1, steps + 1):
             inputs = torch.randn(256, 512, generator=draw)
             loss = nn.functional.mse_loss(model(inputs), inputs @ goal)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            print(json.dumps({"at": step}), file=alive, flush=True)
             if rank == 0:
                 row = {"iteration": step, "train/loss": loss.item(), "lr": 0.1}
                 print(json.dumps(row), file=log, flush=True)
