@@ -133,7 +133,6 @@ class SlurmCluster(Cluster):
     title = "Slurm"
     pending: Standing = JobState(state="PENDING")
     by_itself_s = 3.0
-    meet_s = 120.0
 
     def words(self, launch: Launch, *, name: str, names: Sequence[str] = ()) -> list[str]:
         """The options of sbatch for a launch, on the first of the run's nodes.

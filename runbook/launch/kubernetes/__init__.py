@@ -190,7 +190,6 @@ class KubernetesCluster(Cluster):
     title = "Kubernetes"
     pending: Standing = JobState(job={}, pods=(), nodes=1)
     by_itself_s = 0.0
-    meet_s = 0.0
     _seen: dict[str, dict[str, Mapping[str, Any]]] = field(default_factory=dict, init=False)
 
     def run(self, *words: str, given: str = "") -> ToolResult:
