@@ -49,14 +49,12 @@ class KernelWindow:
         elif line is not None:
             self.left_out += 1
 
-    def write(self, run_dir: Path, *, began_at: str) -> Path:
-        """Write `kernel_log.json` and return its path."""
+    def write(self, run_dir: Path, *, began_at: str) -> None:
+        """Write `kernel_log.json`."""
         times = {"began_at": began_at, "ended_at": utc_text()}
         told = {**vars(self), "lines": [line.text for line in self.lines]}
         document = {"schema_version": 1, **times, **told}
-        path = run_dir / KERNEL_LOG_JSON
-        write_atomic(path, json.dumps(document, indent=2) + "\n")
-        return path
+        write_atomic(run_dir / KERNEL_LOG_JSON, json.dumps(document, indent=2) + "\n")
 
 
 class Unreadable(Exception):
@@ -72,27 +70,25 @@ class KernelLog:
 
     def __init__(self) -> None:
         self._began_at = utc_text()
-        self._source, self._problem = "", ""
         problems = []
         for name, opened in (("dmesg --raw", _dmesg), ("journalctl -k", _journal)):
             try:
                 self._read: _Read = opened()
-                self._source = name
+                self._window = KernelWindow(source=name)
                 return
             except Unreadable as problem:
                 problems.append(str(problem))
-        self._problem = "; ".join(problems)
+        self._window = KernelWindow(source="", problem="; ".join(problems))
 
     def close(self, run_dir: Path) -> KernelWindow:
         """Read the window, write `kernel_log.json` into `run_dir`, and return the window."""
-        window = KernelWindow(source=self._source, problem=self._problem)
-        if self._source:
+        if self._window.source:
             try:
-                self._read(window)
+                self._read(self._window)
             except Unreadable as problem:
-                window = KernelWindow(source=self._source, problem=str(problem))
-        window.write(run_dir, began_at=self._began_at)
-        return window
+                self._window.problem = str(problem)
+        self._window.write(run_dir, began_at=self._began_at)
+        return self._window
 
 
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\]\s?")

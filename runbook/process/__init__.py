@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Container, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -214,39 +214,27 @@ def carriers(token: str, variable: str = RUN_TOKEN_VARIABLE) -> list[int]:
     return [pid for pid in pids if pid != me and environment_holds(pid, token, variable)]
 
 
-@contextmanager
-def owned(
-    pid: int, token: str, variable: str = RUN_TOKEN_VARIABLE, *, path: str = ""
-) -> Iterator[int | None]:
-    """A pidfd of the process if it carries the token, or has the file open; else None.
+def signal_owned(
+    pid: int, token: str, number: int, variable: str = RUN_TOKEN_VARIABLE, *, path: str = ""
+) -> bool:
+    """Send a signal to a process if it carries the token, or has the file at `path` open.
 
-    That is checked after the pidfd is open: from then on the number cannot be reused by
-    another process, so a signal can only reach the one that was checked.
+    That is checked after its pidfd is open: from then on the number cannot be reused by another
+    process, so a signal can only reach the one that was checked. False if it reached none.
     """
     try:
         handle = os.pidfd_open(pid)
     except OSError:
-        yield None
-        return
+        return False
     try:
-        ours = environment_holds(pid, token, variable) or (path and holds_file(pid, path))
-        yield handle if ours else None
+        ours = environment_holds(pid, token, variable) or (path != "" and holds_file(pid, path))
+        if ours:
+            signal.pidfd_send_signal(handle, number)
+        return ours
+    except OSError:
+        return False
     finally:
         os.close(handle)
-
-
-def signal_owned(
-    pid: int, token: str, number: int, variable: str = RUN_TOKEN_VARIABLE, *, path: str = ""
-) -> bool:
-    """Send a signal to a process that is `owned`; False if there is no such one (any more)."""
-    with owned(pid, token, variable, path=path) as handle:
-        if handle is None:
-            return False
-        try:
-            signal.pidfd_send_signal(handle, number)
-        except OSError:
-            return False
-        return True
 
 
 def kill_all(token: str, variable: str = RUN_TOKEN_VARIABLE, *, within_s: float = 5.0) -> list[int]:

@@ -23,7 +23,7 @@ from runbook.config.setup import RunOptions, load_nightly
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import ProgramExit, UsageError
 from runbook.folder.manifest import check_manifest
-from runbook.launch import inputs as commits
+from runbook.launch import command as commits
 from runbook.machine.git import commit_of
 from runbook.process import carriers
 from runbook.records import Outcome, RunRecord

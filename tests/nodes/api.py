@@ -22,7 +22,6 @@ NAMESPACE = "training"
 KINDS = {
     "jobs": ("batch/v1", "Job"),
     "pods": ("v1", "Pod"),
-    "services": ("v1", "Service"),
     "nodes": ("v1", "Node"),
 }
 GROUPS = {"v1": "/api/v1", "batch/v1": "/apis/batch/v1"}

@@ -53,7 +53,8 @@ class Job(Record):
     """What the agents of a launch run: `argv` on each of `nodes`, joined by torchrun or alone.
 
     `folder` is where it is executed. `job_id` is 0 until a cluster that counts its jobs gave one.
-    The agents of a launch wait `meet_s` for each other.
+    Its agents wait `meet_s` for each other, as long as a job may for its nodes, which may come one
+    by one.
     """
 
     schema_version: int = 1
