@@ -162,7 +162,7 @@ class _Stage:
         replaced: dict[str, Any] = {
             "spawn_kept": lambda argv, env, *, output, **_: _Child(argv, env, output),
             # There is no process to sample, to end or to bury.
-            **dict.fromkeys(("Reaper", "gpu_samples", "kill_all", "end_kept"), mock.MagicMock()),
+            **dict.fromkeys(("gpu_samples", "kill_all", "end_kept"), mock.MagicMock()),
         }
         taken = lambda: self.machine.counters_taken_at or self._now()  # noqa: E731
         logged = lambda: self.machine.kernel_log_of or self._now()  # noqa: E731

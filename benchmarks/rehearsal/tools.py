@@ -26,10 +26,6 @@ class cuda:
     def is_available(): return {count} > 0
     @staticmethod
     def device_count(): return {count}
-    @staticmethod
-    def get_device_properties(index):
-        class Card: uuid = {uuids!r}[index]
-        return Card
 '''
 _COLLECT_ENV = """def get_pretty_env_info():
     return "A rehearsal: no GPU is here.\\nPyTorch version: {version}\\nNvidia driver: {driver}"
@@ -55,12 +51,10 @@ class Bench:
     def _torch(self) -> None:
         machine = self.machine
         version = TORCH[machine.torch_cuda]
-        uuids = [machine.uuid(index).removeprefix("GPU-") for index in range(machine.devices)]
         text = _TORCH.format(
             version=version,
             cuda=machine.torch_cuda,
             count=machine.devices,
-            uuids=uuids,
             nccl=tuple(map(int, NCCL.split("."))),
         )
         (self.packages / "torch" / "__init__.py").write_text(text, encoding="utf-8")

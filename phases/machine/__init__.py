@@ -127,10 +127,6 @@ def variables(case: Case) -> Finding:
         return _wrong(str(value.value), value)
     value = value.model_copy(update={"value": "no problem"})
     note = f"; {value.note}" if value.note else ""
-    startup = case.evidence.facts.get("python.startup")
-    if startup is not None and startup.value:
-        reason = f"every launch runs {startup.value} first, which belongs to no installed package"
-        return warned(f"{reason}{note}", measurement=value, evidence=(startup.path,))
     return passed(f"all variables are known{note}", measurement=value)
 
 

@@ -263,6 +263,6 @@ def _read_kernel(kernel: Mapping[str, Any], gpus: Sequence[_Told], notes: Notes)
 def _fault(line: kernel_log.KernelLine) -> str:
     where = f"GPU at {line.pci[0]}: " if line.pci else ""
     if line.xid is None:
-        return f'{where}{line.kind.value}: "{line.text}"'
+        return f'{where}{line.kind}: "{line.text}"'
     known = kernel_log.XIDS.get(line.xid)
     return f"{where}{kernel_log.describe(line.xid)}{f': {known.remedy}' if known else ''}"

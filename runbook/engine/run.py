@@ -33,8 +33,7 @@ from runbook.folder.manifest import (
     write_record,
 )
 from runbook.launch import stop_on_signals
-from runbook.launch.command import keep_config
-from runbook.launch.inputs import remove_checkouts
+from runbook.launch.command import keep_config, remove_checkouts
 from runbook.launch.launcher_api import launcher
 from runbook.launch.observer import Observer
 from runbook.machine import git

@@ -33,7 +33,6 @@ ACCEPTED_JSON = "accepted.json"
 LAUNCH_JSON = "launch.json"
 RESULT_JSON = "result.json"
 CONSOLE_LOG = "console.log"
-CONFIG_YAML = "config.yaml"
 # Where a run keeps the trainer configs that its launches read; no phase can have this name.
 CONFIGS_FOLDER = "trainer-configs"
 JUNIT_XML = "junit.xml"

@@ -13,9 +13,8 @@ from runbook.files import make_private_dir, write_atomic
 from runbook.folder import CONSOLE_LOG, LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import read_console, read_json_object
 from runbook.launch.attempt import Attempt
-from runbook.launch.command import build_command
+from runbook.launch.command import RefusedError, build_command, check_out
 from runbook.launch.end import is_communication_failure
-from runbook.launch.inputs import RefusedError, check_out
 from runbook.launch.local import other_launchers
 from runbook.launch.observer import Interrupted, StopRequest, stop_on_signals
 from runbook.launch.supervision import LaunchOptions

@@ -14,7 +14,7 @@ from runbook.files import utc_text, write_atomic
 from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.facts import redact_text, redact_variables
 from runbook.folder.launch.documents import read_console
-from runbook.launch.command import Command
+from runbook.launch.command import Command, build_environment
 from runbook.launch.end import (
     TAIL_LINES,
     classify_plain,
@@ -25,7 +25,6 @@ from runbook.launch.end import (
 )
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.incident import bundle, stopped_at
-from runbook.launch.inputs import build_environment
 from runbook.launch.launcher_api import Aftermath, Running, Start
 from runbook.launch.supervision import LaunchOptions, Supervision
 from runbook.launch.watch import RankWatch

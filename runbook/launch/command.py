@@ -6,22 +6,31 @@ The one builder of torchrun's commands: on this machine, as typed, and over seve
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from nsa.contract import ARMS_JSON, CONFIG_VARIABLE, RUN_DIR_VARIABLE
+from nsa.contract import ARMS_JSON, CONFIG_VARIABLE, RUN_DIR_VARIABLE, RUN_TOKEN_VARIABLE
+from nsa.contract.digests import package_digest
+from runbook.config.settings import VARIABLE_FAMILIES, is_passed_on, may_be_set
 from runbook.errors import RunbookError, UsageError
-from runbook.files import data_path, make_private_dir
-from runbook.folder import CONFIG_YAML, JUNIT_XML, OWN_FOLDER, config_copy, kept_config
+from runbook.files import data_path, make_private_dir, write_atomic
+from runbook.folder import (
+    CHECKOUT_JSON,
+    JUNIT_XML,
+    OWN_FOLDER,
+    config_copy,
+    kept_config,
+)
 from runbook.launch.foreign import own_words
-from runbook.launch.inputs import folder_of
+from runbook.machine.git import clone_at, find_checkout, read_git
 from runbook.records import Launch
 from runbook.records.launch import CONFIG_FLAG, RESUME_FLAG, TORCHRUN, option, with_option
 
@@ -63,9 +72,6 @@ class Pasteable:
 def pasteable(launch: Launch) -> Pasteable:
     """The command line with paths that exist here; pasted, it is the same experiment."""
     notes = []
-    if launch.config_overrides:
-        keys = ", ".join(f"{key}={value}" for key, value in sorted(launch.config_overrides.items()))
-        notes.append(f"runs with a copy of the config in which {keys}")
     if launch.schedule is not None:
         notes.append(launch.schedule.in_words())
     if launch.resumes:
@@ -100,7 +106,7 @@ def build_command(
     The config is the copy that the run in `run_root` began with, if it has one.
     A retry takes `launch.retry_steps` steps if the plan names them. `begin_at`: the checkpoint that
     a launch which resumes another one goes on from (default: the newest one). Raises `RunbookError`
-    if the config cannot be found or changed as asked.
+    if the config cannot be found.
     """
     if launch.own is not None:
         return _own_command(launch, run_dir)
@@ -111,7 +117,7 @@ def build_command(
         launch = launch.model_copy(update={"argv": tuple(argv)})
     kept = kept_config(run_root, launch.named_config) if run_root else None
     launch = _with_config(launch, str(kept)) if kept else completed(launch, must_exist=True)
-    launch = _with_files(launch, run_dir) if launch.kind == "trainer" else launch
+    launch = _with_arms(launch, run_dir)
     if launch.resumes:
         before = (begin_at or run_dir.parent / launch.resumes).resolve()
         argv = with_option(launch.argv, RESUME_FLAG, str(before))
@@ -168,18 +174,14 @@ def _with_config(launch: Launch, path: str) -> Launch:
     return launch.model_copy(update={"config": path})
 
 
-def _with_files(launch: Launch, run_dir: Path) -> Launch:
-    """The same experiment with its changed config and its arms in files, which are kept."""
-    named = launch.named_config
-    if named and launch.config_overrides:
-        path = _write_effective(Path(named), launch.config_overrides, run_dir / CONFIG_YAML)
-        launch = _with_config(launch, str(path)).model_copy(update={"config_overrides": {}})
-    if launch.schedule is not None:
-        arms = run_dir / ARMS_JSON
-        arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
-        argv = (*launch.argv, "--arms", str(arms))
-        launch = launch.model_copy(update={"argv": argv, "schedule": None})
-    return launch
+def _with_arms(launch: Launch, run_dir: Path) -> Launch:
+    """The same experiment with its arms in a file, which is kept."""
+    if launch.schedule is None:
+        return launch
+    arms = run_dir / ARMS_JSON
+    arms.write_text(launch.schedule.to_trainer_json(), encoding="utf-8")
+    argv = (*launch.argv, "--arms", str(arms))
+    return launch.model_copy(update={"argv": argv, "schedule": None})
 
 
 def _pytest_options() -> tuple[str, ...]:
@@ -212,27 +214,6 @@ def _executable(words: list[str], port: int | None) -> list[str]:
     if first in OURS:
         return [sys.executable, *rest]
     raise UsageError(f"a launch begins with {first!r}", hint="allowed are torchrun and python")
-
-
-def _write_effective(source: Path, overrides: Mapping[str, Any], target: Path) -> Path:
-    import yaml
-
-    from nsa.strict_yaml import load_strict
-
-    document, problems = load_strict(source.read_text(encoding="utf-8"))
-    if problems or not isinstance(document, dict):
-        raise UsageError([f"{source}: {text}" for text in problems or ["does not hold a mapping"]])
-    for dotted, value in overrides.items():
-        *sections, key = dotted.split(".")
-        place: Any = document
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise UsageError(f"{source}: {section!r} of {dotted!r} is not a section")
-        place[key] = value
-    text = yaml.safe_dump(document, sort_keys=False)
-    target.write_text(f"# {source.name} with: {', '.join(sorted(overrides))}\n{text}", "utf-8")
-    return target
 
 
 def keep_config(run_root: Path, name: str) -> None:
@@ -299,3 +280,109 @@ def free_port(address: str = "127.0.0.1") -> int:
         probe.bind((address, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+CHECKOUTS = "checkouts"
+_PACKAGE = "nsa"
+
+
+class RefusedError(RunbookError):
+    """A launch cannot be had here; the message has the words of who refused it."""
+
+
+def folder_of(commit: str) -> str:
+    """Where the checkout of a commit lies, below the run's folder."""
+    return f"{CHECKOUTS}/{commit[:12]}"
+
+
+def check_out(commit: str, run_root: Path, run_dir: Path) -> Path:
+    """The clean checkout of a commit below the run's folder; makes it unless it is there.
+
+    What lies in it now is written into the run directory, where the trainer's own word about what
+    it ran is held against it. Raises `RefusedError` if the commit cannot be had.
+    """
+    folder = run_root.resolve() / folder_of(commit)
+    if not _is_whole(folder, commit):
+        _make(commit, folder)
+    state = read_git(folder)
+    document = {
+        "schema_version": 1,
+        "commit": commit,
+        "path": str(folder / _PACKAGE),
+        "sha": state.sha,
+        "changed": state.changed,
+        "sha256": package_digest(folder / _PACKAGE),
+    }
+    write_atomic(run_dir / CHECKOUT_JSON, json.dumps(document, indent=2) + "\n")
+    return folder
+
+
+def remove_checkouts(run_root: Path) -> None:
+    """Remove the checkouts of a run, which can be made again from its commits."""
+    if (run_root / CHECKOUTS).is_dir():
+        shutil.rmtree(run_root / CHECKOUTS)
+
+
+def _is_whole(folder: Path, commit: str) -> bool:
+    """False for what a crash left half made, or what somebody changed."""
+    if not folder.is_dir():
+        return False
+    state = read_git(folder)
+    return state.sha == commit and not state.dirty and not state.problems
+
+
+def _make(commit: str, folder: Path) -> None:
+    source = find_checkout()
+    if source is None:
+        raise RefusedError(f"commit {commit[:12]} cannot be checked out: there is no repository")
+    if folder.exists():
+        shutil.rmtree(folder)
+    if not folder.parent.is_dir():
+        make_private_dir(folder.parent)
+    if problem := clone_at(source, commit, folder):
+        raise RefusedError(f"commit {commit[:12]} cannot be checked out from {source}: {problem}")
+    if not (folder / _PACKAGE / "__init__.py").is_file():
+        raise RefusedError(f"commit {commit[:12]} has no package {_PACKAGE}")
+
+
+def build_environment(
+    machine: Mapping[str, str],
+    plan: Mapping[str, str],
+    *,
+    token: str,
+    run_dir: Path,
+    loopback: bool,
+    folder: Path | None = None,
+    own: Iterable[str] = (),
+    installed: bool = False,
+) -> dict[str, str]:
+    """The whole environment of one launch.
+
+    `machine` is the harness's own environment, of which only a fixed list is passed on; `plan` is
+    what the launch sets. `loopback` keeps gloo's sockets on this machine. The packages of `folder`
+    come before all others. `own` are variables of a trainer of one's own, checked in
+    its profile. `installed`: nothing is imported from the folder that the launch runs in, where
+    somebody's `nsa` or `pytest.py` may lie.
+
+    Raises `UsageError` for a variable that a plan may not set.
+    """
+    if bad := sorted(name for name in set(plan) - set(own) if not may_be_set(name)):
+        raise UsageError(
+            [f"a launch may not set {name}" for name in bad],
+            hint=f"allowed are {', '.join(VARIABLE_FAMILIES)}",
+        )
+    environment = {name: value for name, value in machine.items() if is_passed_on(name)}
+    environment["PYTHONUNBUFFERED"] = "1"
+    # Python's stack for a crash in native code; the trainer's own handler comes much later.
+    environment["PYTHONFAULTHANDLER"] = "1"
+    if installed:
+        environment["PYTHONSAFEPATH"] = "1"
+    if loopback:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    environment.update(plan)
+    if folder is not None:
+        others = environment.get("PYTHONPATH")
+        environment["PYTHONPATH"] = os.pathsep.join([str(folder), *([others] if others else [])])
+    environment[RUN_TOKEN_VARIABLE] = token
+    environment[RUN_DIR_VARIABLE] = str(run_dir)
+    return environment

@@ -83,9 +83,6 @@ class Running(Reach, Protocol):
     def trouble(self, *, suspected: bool = False) -> End | None:
         """What went wrong with the place itself, if anything. `suspected`: a rank is silent."""
 
-    def console_bytes(self) -> int:
-        """How much it has printed so far."""
-
     def where(self, rank: int) -> str:
         """The node that a rank runs on; empty where there is only this machine."""
 

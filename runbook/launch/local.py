@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook import DEFAULT_LAUNCHER
 from runbook.config import Profile
 from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
-from runbook.launch.command import pasteable
+from runbook.launch.command import RefusedError, pasteable
 from runbook.launch.incident import read_outside
-from runbook.launch.inputs import RefusedError
 from runbook.launch.launcher_api import (
     GROUP,
     Aftermath,
@@ -29,12 +29,11 @@ from runbook.launch.launcher_api import (
     Start,
     unread,
 )
-from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch import RankState
 from runbook.machine.gpu.cards import AFTER, BEFORE, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts
-from runbook.process import Reaper, end_kept, oom_kills, spawn_kept
-from runbook.process.reaper import TOKEN_VARIABLE, kill_all, signal_owned
+from runbook.process import end_kept, kill_all, oom_kills, signal_owned, spawn_kept
 from runbook.records import End, Launch
 
 # In the temporary directory, where TORCHINDUCTOR_CACHE_DIR names no other place.
@@ -56,7 +55,7 @@ class Host:
         environment: Mapping[str, str],
         *,
         token: str,
-        variable: str = TOKEN_VARIABLE,
+        variable: str = RUN_TOKEN_VARIABLE,
     ) -> None:
         self.folder, self.environment = folder, environment
         self._token, self._variable = token, variable
@@ -70,7 +69,6 @@ class Host:
         self._load = LoadMeter()
         with self._open as opened:
             opened.enter_context(_no_empty_cache(self.environment))
-            opened.enter_context(Reaper(self._token, self._variable))
             console = opened.enter_context((self.folder / CONSOLE_LOG).open("ab"))
             if self._slots:
                 opened.enter_context(gpu_samples(self.folder, self.environment))
@@ -132,10 +130,6 @@ class LocalRun(Host):
     def trouble(self, *, suspected: bool = False) -> End | None:  # noqa: ARG002 - see below
         """None: what happens to this machine happens to the harness too."""
         return None
-
-    def console_bytes(self) -> int:
-        """As in `Running`."""
-        return (self.folder / CONSOLE_LOG).stat().st_size
 
     def send(self, state: RankState, number: int) -> bool:
         """As in `Running`."""

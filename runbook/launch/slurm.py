@@ -12,13 +12,14 @@ import os
 import re
 import shlex
 import shutil
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from runbook.config.setup import Setup
-from runbook.launch.command import completed, rendezvous
-from runbook.launch.inputs import RefusedError
+from runbook.errors import RunbookError
+from runbook.launch.command import RefusedError, completed, rendezvous
 from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import (
     RENDEZVOUS_PORT,
@@ -29,7 +30,7 @@ from runbook.launch.nodes import (
     chosen,
     gpus_per_node,
 )
-from runbook.launch.nodes.agent import Place, address_of
+from runbook.launch.nodes.agent import Place
 from runbook.launch.nodes.files import Job
 from runbook.process import ToolResult, run_tool
 from runbook.records import End, Kind, Launch, LaunchStatus
@@ -132,7 +133,6 @@ class SlurmCluster(Cluster):
     title = "Slurm"
     pending: Standing = JobState(state="PENDING")
     by_itself_s = 3.0
-    meet_s = 120.0
 
     def words(self, launch: Launch, *, name: str, names: Sequence[str] = ()) -> list[str]:
         """The options of sbatch for a launch, on the first of the run's nodes.
@@ -236,11 +236,15 @@ def _node_words(node: str) -> dict[str, str]:
     return dict(_WORD.findall(_told("scontrol", "--oneliner", "show", "node", node).stdout))
 
 
-def place(_job: Job) -> Place:
-    """Where an agent runs that srun started."""
+def place() -> Place:
+    """Where an agent runs that srun started. Raises RunbookError."""
     node, index = os.environ["SLURMD_NODENAME"], int(os.environ["SLURM_NODEID"])
-    address = address_of(_node_words(node).get("NodeAddr") or node)
-    return Place(node=node, index=index, address=address, called=address, own=_FROM_SLURM)
+    host = _node_words(node).get("NodeAddr") or node
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise RunbookError(f"the address of {host} is not known: {error}") from error
+    return Place(node=node, index=index, address=address, own=_FROM_SLURM)
 
 
 class Slurm(NodesKind):

@@ -81,7 +81,6 @@ class Supervision:
         self.least_free = free_bytes(options.run_root)
         self.ended_with: int | None = None  # stays None if the command is ended from here
         self.stopped: Stopped | None = None
-        self._console_size, self._console_grew_at = 0, time.monotonic()
         self._failed_at: float | None = None
 
     @property
@@ -115,7 +114,6 @@ class Supervision:
         """Give a launch the time again in which this process did not run."""
         if not away_s:
             return
-        self._console_grew_at += away_s
         self._failed_at = None if self._failed_at is None else self._failed_at + away_s
         said = f"the harness itself stood still for {away_s:.0f} s: stopped, or with its container"
         self.notes.append(said)
@@ -154,9 +152,9 @@ class Supervision:
     def _overdue(self, now: float) -> End | None:
         ranks = list(self.watch.ranks.values())
         if self.place.began is None:
-            self._console_grew_at = now
             return None
-        if now - self.place.began > self.launch.timeout_s + self.watch.presence.away_s:
+        lasted_s = now - self.place.began - self.watch.presence.away_s
+        if lasted_s > self.launch.timeout_s:
             cause = f"timed out after {self.launch.timeout_s:g} s"
             return self._incident(End(status=LaunchStatus.TIMED_OUT, cause=cause))
         if not self.launch.voices or any(s.ended and s.exit_code != 0 for s in ranks):
@@ -172,19 +170,13 @@ class Supervision:
             if self.launch.voices != self.launch.nproc:
                 hang = replace(hang, culprit_rank=None)  # one voice speaks for all of them
             return self._incident(hang, stacks)
-        if len(ranks) < self.launch.voices:
-            return self._silent(now)
+        if len(ranks) < self.launch.voices and lasted_s > self.budgets.silence_s:
+            return self._silent()
         return None
 
-    def _silent(self, now: float) -> End | None:
-        size = self.place.console_bytes()
-        if size != self._console_size:
-            self._console_size, self._console_grew_at = size, now
-        quiet = now - self._console_grew_at
-        if quiet <= self.budgets.silence_s:
-            return None
+    def _silent(self) -> End:
         missing = sorted(set(range(self.launch.nproc)) - set(self.watch.ranks))
-        cause = f"silent: nothing printed for {quiet:.0f} s and no heartbeat of ranks {missing}"
+        cause = f"silent: no heartbeat of ranks {missing} within {self.budgets.silence_s:g} s"
         culprit = missing[0] if len(missing) == 1 else None
         return self._incident(End(status=LaunchStatus.SILENT, cause=cause, culprit_rank=culprit))
 

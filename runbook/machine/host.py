@@ -13,7 +13,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -213,8 +213,6 @@ try:
     count = torch.cuda.device_count()
     say(version=torch.__version__, cuda_available=torch.cuda.is_available(),
         device_count=count, cuda=torch.version.cuda, collect_env=get_pretty_env_info())
-    cards = [torch.cuda.get_device_properties(index) for index in range(count)]
-    say(uuids=[str(card.uuid) for card in cards if hasattr(card, "uuid")])
     if count:
         say(nccl=".".join(map(str, torch.cuda.nccl.version())))
 except Exception as error:
@@ -238,7 +236,6 @@ class TorchFacts:
     version: str | None = None
     cuda_available: bool | None = None
     device_count: int | None = None
-    uuids: Sequence[str] = ()
     cuda: str | None = None
     nccl: str | None = None
     collect_env: str = ""

@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 
 from runbook.files import shipped_data, utc_text, write_atomic
@@ -39,28 +38,23 @@ class KernelWindow:
     source: str
     problem: str = ""
     lost: bool = False
-    others: int = 0
     left_out: int = 0
     lines: list[KernelLine] = field(default_factory=list)
 
     def add(self, text: str) -> None:
-        """Keep a line that concerns a launch, and only count any other."""
+        """Keep a line that concerns a launch, and only count those beyond the most."""
         line = parse_line(redact_text(text))
-        if line is None:
-            self.others += 1
-        elif len(self.lines) < MOST_LINES:
+        if line is not None and len(self.lines) < MOST_LINES:
             self.lines.append(line)
-        else:
+        elif line is not None:
             self.left_out += 1
 
-    def write(self, run_dir: Path, *, began_at: str) -> Path:
-        """Write `kernel_log.json` and return its path."""
+    def write(self, run_dir: Path, *, began_at: str) -> None:
+        """Write `kernel_log.json`."""
         times = {"began_at": began_at, "ended_at": utc_text()}
         told = {**vars(self), "lines": [line.text for line in self.lines]}
         document = {"schema_version": 1, **times, **told}
-        path = run_dir / KERNEL_LOG_JSON
-        write_atomic(path, json.dumps(document, indent=2) + "\n")
-        return path
+        write_atomic(run_dir / KERNEL_LOG_JSON, json.dumps(document, indent=2) + "\n")
 
 
 class Unreadable(Exception):
@@ -76,27 +70,25 @@ class KernelLog:
 
     def __init__(self) -> None:
         self._began_at = utc_text()
-        self._source, self._problem = "", ""
         problems = []
         for name, opened in (("dmesg --raw", _dmesg), ("journalctl -k", _journal)):
             try:
                 self._read: _Read = opened()
-                self._source = name
+                self._window = KernelWindow(source=name)
                 return
             except Unreadable as problem:
                 problems.append(str(problem))
-        self._problem = "; ".join(problems)
+        self._window = KernelWindow(source="", problem="; ".join(problems))
 
     def close(self, run_dir: Path) -> KernelWindow:
         """Read the window, write `kernel_log.json` into `run_dir`, and return the window."""
-        window = KernelWindow(source=self._source, problem=self._problem)
-        if self._source:
+        if self._window.source:
             try:
-                self._read(window)
+                self._read(self._window)
             except Unreadable as problem:
-                window = KernelWindow(source=self._source, problem=str(problem))
-        window.write(run_dir, began_at=self._began_at)
-        return window
+                self._window.problem = str(problem)
+        self._window.write(run_dir, began_at=self._began_at)
+        return self._window
 
 
 _STAMP = re.compile(r"^(?:<\d+>)?\[\s*\d+\.\d+\]\s?")
@@ -158,30 +150,17 @@ def _which(name: str) -> str:
     return tool
 
 
-class Kind(StrEnum):
-    """What a line of the kernel log is about."""
-
-    XID = "xid"
-    SXID = "sxid"
-    NVRM = "nvrm"
-    NVLINK = "nvlink"
-    PCIE = "pcie"
-    OOM = "oom"
-
-
 _ADDRESS = r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-7])?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?({_ADDRESS})\): (\d+)")
-_KINDS = (
-    (Kind.XID, _XID),
-    (Kind.SXID, re.compile(r"\bSXid \(")),
-    (Kind.NVRM, re.compile(r"\bNVRM:")),
-    (Kind.NVLINK, re.compile(r"nvlink|nvswitch", re.IGNORECASE)),
-    (Kind.PCIE, re.compile(r"\bAER:|PCIe Bus Error|\bpciehp\b|\bDPC:|PCI device .* link is down")),
-    (
-        Kind.OOM,
-        re.compile(r"[Oo]ut of memory: Kill|invoked oom-killer|\boom-kill:|\boom_reaper:"),
-    ),
-)
+# What a line of the kernel log may be about.
+_KINDS = {
+    "xid": _XID,
+    "sxid": re.compile(r"\bSXid \("),
+    "nvrm": re.compile(r"\bNVRM:"),
+    "nvlink": re.compile(r"nvlink|nvswitch", re.IGNORECASE),
+    "pcie": re.compile(r"\bAER:|PCIe Bus Error|\bpciehp\b|\bDPC:|PCI device .* link is down"),
+    "oom": re.compile(r"[Oo]ut of memory: Kill|invoked oom-killer|\boom-kill:|\boom_reaper:"),
+}
 _KILLED = re.compile(r"[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]*)\)")
 _PCI = re.compile(r"\b[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]\b")
 _UNCORRECTED = re.compile(
@@ -192,13 +171,15 @@ _UNCORRECTED = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class KernelLine:
-    """One line. `pci` holds every address in it, as `0000:17:00`; `pid` is one that was killed.
+    """One line, of one of `_KINDS`. `pci` holds every address in it, as `0000:17:00`.
+
+    `pid` is one that was killed.
 
     `fatal`: an uncorrected error or a lost link; a corrected one and a mere message are not.
     `node`: whose kernel wrote it; empty where there is only this machine.
     """
 
-    kind: Kind
+    kind: str
     text: str
     xid: int | None = None
     pci: tuple[str, ...] = ()
@@ -211,19 +192,19 @@ def parse_line(text: str) -> KernelLine | None:
     """The line, or None if it concerns neither GPU, link nor memory.
 
     >>> line = parse_line("NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.")
-    >>> line.kind.value, line.xid, line.pci
+    >>> line.kind, line.xid, line.pci
     ('xid', 79, ('0000:17:00',))
     >>> parse_line("EXT4-fs (vda): mounted filesystem")
     """
-    kind = next((kind for kind, pattern in _KINDS if pattern.search(text)), None)
+    kind = next((kind for kind, pattern in _KINDS.items() if pattern.search(text)), None)
     if kind is None:
         return None
     found, killed = _XID.search(text), _KILLED.search(text)
     addresses = [found.group(1)] if found else _PCI.findall(text)
     fatal = {
-        Kind.XID: True,
-        Kind.SXID: "Non-fatal" not in text,
-        Kind.PCIE: _UNCORRECTED.search(text) is not None,
+        "xid": True,
+        "sxid": "Non-fatal" not in text,
+        "pcie": _UNCORRECTED.search(text) is not None,
     }
     return KernelLine(
         kind=kind,
@@ -253,7 +234,7 @@ def concerns(line: KernelLine, slots: Collection[str]) -> bool:
 
     A switch of NVLink (SXid) has a place of its own, between all GPUs.
     """
-    return line.kind is Kind.SXID or not slots or not line.pci or bool(set(line.pci) & set(slots))
+    return line.kind == "sxid" or not slots or not line.pci or bool(set(line.pci) & set(slots))
 
 
 def parse_lines(texts: Iterable[str]) -> list[KernelLine]:

@@ -23,7 +23,7 @@ from runbook.machine import git, host
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.cards import GpuState, NvidiaSmi, parse_topology, read_nvidia_smi
 from runbook.machine.host import DEFAULT_RENDEZVOUS_PORT, Seen, TorchFacts, ask_torch, find_trainers
-from runbook.machine.identity import package_folders, startup_code
+from runbook.machine.identity import package_folders
 from runbook.process import NO_VARIABLES, run_tool
 from runbook.records.evidence import Fact
 from runbook.text import listed
@@ -62,7 +62,6 @@ def collect_preflight(
     drafts += collect_gpus(
         run_root,
         torch_count=answers.device_count,
-        torch_uuids=answers.uuids,
         environment={**os.environ, **variables},
     )
     drafts += _host_drafts(run_root)
@@ -180,11 +179,9 @@ def _variable_drafts(*, uses_nccl: bool) -> list[Fact]:
 def _package_drafts() -> list[Fact]:
     """Where the package under test lies, as the harness would import it."""
     folder = package_folders()["nsa"]
-    code = "; ".join(startup_code())
     return [
         _fact("package.path", str(folder)),
         _fact("package.sha256", package_digest(folder)),
-        _fact("python.startup", redact_text(code), "" if code else "nothing beside Python's own"),
     ]
 
 
@@ -235,7 +232,6 @@ def collect_gpus(
     run_root: Path,
     *,
     torch_count: int | None,
-    torch_uuids: Sequence[str],
     environment: Mapping[str, str],
 ) -> list[Fact]:
     """Write nvidia_smi.xml and nvidia_topo.txt where there is an nvidia-smi; return the facts.
@@ -253,7 +249,7 @@ def collect_gpus(
         return no_gpu_drafts(problem, file=_XML, torch_count=torch_count)
     topology = run_tool([program, "topo", "-m"], timeout_s=_SMI_WITHIN_S)
     (run_root / _TOPOLOGY).write_text(topology.stdout or topology.problem, encoding="utf-8")
-    shown = visible_gpus(smi.gpus, environment=environment, uuids=torch_uuids)
+    shown = visible_gpus(smi.gpus, environment=environment)
     chosen = environment.get(VISIBLE_DEVICES)
     return gpu_drafts(
         smi,

@@ -15,7 +15,6 @@ import shutil
 import socket
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
@@ -91,11 +90,8 @@ _LEAST_MEMORY = 2 * _GIB
 _LEAST_FILE = 64 * _MIB
 # The shipped tests of preflight, which are one process, open 224 on a machine without GPUs.
 _LEAST_FILES = 512
-# Two ranks, torchrun and what watches them are dozens of processes and threads.
-_LEAST_TASKS = 64
 # So many files or threads every machine grants; a trainer that uses them up has a leak.
 _GRANTED = 1024
-_STACK = 64 * 1024
 _WITHIN_S = 10.0
 # Two clocks of one machine are no further apart, beyond the time that reading them takes.
 _APART_S = 1.0
@@ -131,7 +127,6 @@ def surroundings_problems(longest_s: float = 0.0) -> list[str]:
         *_too_small(FILE, _LEAST_FILE, f"a run needs {_LEAST_FILE // _MIB} MiB"),
         *_too_small(CPU, longest_s, f"a run may take {longest_s:g} s in one launch"),
         *_too_small(FILES, _LEAST_FILES, f"a run needs {_LEAST_FILES}"),
-        *_task_problems(),
     ]
     if too_small:
         return too_small
@@ -159,28 +154,6 @@ def memory_problems(who: str = "a run") -> list[str]:
 def _too_small(one: Allowance, least: float, needs: str) -> list[str]:
     small = one.limit is not None and one.limit < least
     return [f"{one}, and {needs}: {one.remedy}"] if small else []
-
-
-def _task_problems() -> list[str]:
-    """Threads are started: the kernel counts them as processes, and lets root have more."""
-    threads: list[threading.Thread] = []
-    end, stack = threading.Event(), threading.stack_size(_STACK)
-    try:
-        for _ in range(_LEAST_TASKS):
-            one = threading.Thread(target=end.wait)
-            one.start()
-            threads.append(one)
-    except RuntimeError:
-        return [
-            f"only {len(threads)} more processes and threads can be started here, and a run needs "
-            f"{_LEAST_TASKS}: {TASKS.remedy}; or {_GROUP_REMEDY}"
-        ]
-    finally:
-        end.set()
-        for one in threads:
-            one.join()
-        threading.stack_size(stack)
-    return []
 
 
 def _loopback_problems() -> list[str]:
@@ -266,8 +239,12 @@ def limit_met(
     for one, said in ((TASKS, refused), (FILES, _TOO_MANY_FILES.search(cause))):
         if one.limit is not None and one.limit < _GRANTED and said:
             return f"{one}: {one.remedy}"
-    if refused and (met := _group_met()):
-        return met
+    limit = group_tasks() if refused else None
+    if limit is not None and limit < _GRANTED:
+        return (
+            f"this container or control group may have no more than {limit} processes and threads "
+            f"(pids.max): {_GROUP_REMEDY}"
+        )
     # No process can compute for longer than all processors together.
     spent = CPU.limit is not None and duration_s * count_cpus() >= CPU.limit
     if spent and ("SIGKILL" in signals or "SIGXCPU" in signals):
@@ -286,19 +263,7 @@ def nothing_starts(error: OSError | RuntimeError) -> str:
     """The limit that let no process or thread start here; empty if the error is another one."""
     if not _NO_TASK.search(str(error)):
         return ""
-    met = _group_met() or f"nothing more can be started: {TASKS.remedy}; or {_GROUP_REMEDY}"
-    return f"{met} ({error})"
-
-
-def _group_met() -> str:
-    """The limit of this process's groups, or of all that others left it now, where it is small."""
-    limit = group_tasks()
-    if limit is not None and limit < _GRANTED:
-        return (
-            f"this container or control group may have no more than {limit} processes and threads "
-            f"(pids.max): {_GROUP_REMEDY}"
-        )
-    return "; ".join(_task_problems())
+    return f"nothing more can be started ({error}): {TASKS.remedy}; or {_GROUP_REMEDY}"
 
 
 def _full_disk(place: Path, free: int) -> str:

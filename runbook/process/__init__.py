@@ -1,6 +1,7 @@
-"""Processes: how they are started and ended, and what the kernel tells of them and their groups.
+"""Processes: how they are started, found and ended, and what the kernel tells of them and groups.
 
-None outlives the harness.
+None outlives the harness. Names are never matched: whoever carries a run token in its environment
+was started by a launch.
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from nsa.contract import is_secret_name
-from runbook.process.reaper import GOOD_BYE, TOKEN_VARIABLE, environment_holds, kill_all
+from nsa.contract import RUN_TOKEN_VARIABLE, is_secret_name
 from runbook.process.subreaper import packed
 
 # The default of who sets no variables besides those that are there.
@@ -46,11 +46,6 @@ def start(
         stderr=stderr,
         start_new_session=True,
     )
-
-
-def bare_python(program: str, *words: str) -> list[str]:
-    """The command of a program of this folder, which needs the standard library alone."""
-    return [sys.executable, "-I", "-S", str(Path(__file__).with_name(program)), *words]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +153,10 @@ def spawn_kept(
     returned is the subreaper, which ends when all of it has ended, and as the command did.
     It carries no token. Raises `OSError` if nothing can be started.
     """
+    library = "LD_LIBRARY_PATH"  # a bare Python's own may lie in no usual folder
     subreaper = start(
-        bare_python("subreaper.py"),
-        _for_python(environment),
+        [sys.executable, "-I", "-S", str(Path(__file__).with_name("subreaper.py"))],
+        {library: environment[library]} if library in environment else {},
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -184,41 +180,80 @@ def end_kept(subreaper: subprocess.Popen[bytes]) -> None:
         subreaper.wait()
 
 
-def _for_python(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a bare Python needs to start, where its library lies in no usual folder."""
-    name = "LD_LIBRARY_PATH"
-    return {name: environment[name]} if name in environment else {}
+# Scans in a row that find nothing, until nothing is left.
+_EMPTY_SCANS = 2
+_PAUSE_S = 0.02
 
 
-class Reaper:
-    """A process that kills everything with the token as soon as this one is gone."""
+def environment_holds(pid: int, token: str, variable: str = RUN_TOKEN_VARIABLE) -> bool:
+    """Does the process carry this token? False if it is gone, a zombie, or not ours to read."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"{variable}={token}".encode() in variables
 
-    def __init__(self, token: str, variable: str = TOKEN_VARIABLE) -> None:
-        self._token, self._variable = token, variable
-        self._process = start(
-            bare_python("reaper.py", token, variable),
-            _for_python(os.environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
 
-    def __enter__(self) -> Reaper:
-        return self
+def holds_file(pid: int, path: str) -> bool:
+    """Has the process this file open? Tells a rank that was started by hand, without a token."""
+    try:
+        wanted = Path(path).stat()
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                if os.path.samestat(link.stat(), wanted):
+                    return True
+    except OSError:
+        pass
+    return False
 
-    def __exit__(self, *_: object) -> None:
-        left = kill_all(self._token, self._variable)
-        if self._process.stdin is not None:
-            # If something survived, the reaper goes on trying after we are gone.
-            if not left:
-                try:
-                    self._process.stdin.write(GOOD_BYE)
-                    self._process.stdin.flush()
-                except BrokenPipeError:
-                    pass
-            self._process.stdin.close()
-        if not left:
-            self._process.wait(timeout=5)
+
+def carriers(token: str, variable: str = RUN_TOKEN_VARIABLE) -> list[int]:
+    """Pids of all live processes with the token, without this one."""
+    me = os.getpid()
+    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
+    return [pid for pid in pids if pid != me and environment_holds(pid, token, variable)]
+
+
+def signal_owned(
+    pid: int, token: str, number: int, variable: str = RUN_TOKEN_VARIABLE, *, path: str = ""
+) -> bool:
+    """Send a signal to a process if it carries the token, or has the file at `path` open.
+
+    That is checked after its pidfd is open: from then on the number cannot be reused by another
+    process, so a signal can only reach the one that was checked. False if it reached none.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        ours = environment_holds(pid, token, variable) or (path != "" and holds_file(pid, path))
+        if ours:
+            signal.pidfd_send_signal(handle, number)
+        return ours
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def kill_all(token: str, variable: str = RUN_TOKEN_VARIABLE, *, within_s: float = 5.0) -> list[int]:
+    """Kill everything with the token until two scans in a row find nothing.
+
+    Returns the pids that are still there after `within_s` (empty in all but strange cases: a
+    process in an uninterruptible wait dies only when that ends).
+    """
+    deadline = time.monotonic() + within_s
+    empty = 0
+    left: list[int] = []
+    while empty < _EMPTY_SCANS and time.monotonic() < deadline:
+        left = carriers(token, variable)
+        for pid in left:
+            signal_owned(pid, token, signal.SIGKILL, variable)
+        empty = 0 if left else empty + 1
+        if left:
+            time.sleep(_PAUSE_S)
+    return left
 
 
 # Fields of /proc/PID/stat, counted from 1 as in proc_pid_stat(5).
@@ -257,7 +292,7 @@ def processor_s(pid: int) -> float | None:
         return None
 
 
-def has_ended_under(pid: int, handle: int, token: str, variable: str = TOKEN_VARIABLE) -> bool:
+def has_ended_under(pid: int, handle: int, token: str, variable: str = RUN_TOKEN_VARIABLE) -> bool:
     """Has the process ended, and its parent, which carries the token, not waited for it yet?
 
     A process that ends loses its memory first, and with it what tells that it carried the token

@@ -10,6 +10,7 @@ did: with its exit code, or by its signal.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import signal
@@ -21,38 +22,27 @@ from contextlib import suppress
 # Of <linux/prctl.h>.
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _CANNOT_START = 127
-_LENGTH_BYTES = 8
 _PAUSE_S = 0.005
-# As long as the harness tries to end what has the token, and as long as the reaper does.
+# As long as the harness tries to end what has the token, and longer where it is gone.
 _AFTER_COMMAND_S, _WITHOUT_HARNESS_S = 5.0, 30.0
 # It ends by the pipe alone: whoever signals everybody must not open the cage first.
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def packed(command: Sequence[str], environment: Mapping[str, str]) -> bytes:
-    """The order as it goes through the pipe: its length, then words between NUL bytes."""
-    variables = (f"{name}={value}" for name, value in environment.items())
-    data = b"\0".join(map(os.fsencode, (str(len(command)), *command, *variables)))
-    return len(data).to_bytes(_LENGTH_BYTES, "big") + data
-
-
-def _read(count: int) -> bytes:
-    """Bytes of stdin; fewer if the harness is gone."""
-    data = b""
-    while len(data) < count and (more := os.read(0, count - len(data))):
-        data += more
-    return data
+    """The order as it goes through the pipe: one line."""
+    return json.dumps([list(command), dict(environment)]).encode() + b"\n"
 
 
 def _order() -> tuple[list[str], dict[str, str]] | None:
     """Command and environment; None if the harness was gone before it had said them."""
-    length = int.from_bytes(_read(_LENGTH_BYTES), "big")
-    data = _read(length)
-    if not data or len(data) < length:
-        return None
-    count, *words = map(os.fsdecode, data.split(b"\0"))
-    variables = (word.partition("=") for word in words[int(count) :])
-    return words[: int(count)], {name: value for name, _, value in variables}
+    data = b""
+    while not data.endswith(b"\n"):
+        if not (more := os.read(0, 1 << 16)):
+            return None
+        data += more
+    command, environment = json.loads(data)
+    return command, environment
 
 
 def _start(command: Sequence[str], environment: Mapping[str, str], libc: ctypes.CDLL) -> int:

@@ -19,9 +19,9 @@ from runbook.folder import ANOMALIES_JSONL, EVENTS_FILE, OWN_FOLDER, is_going_on
 from runbook.folder.launch import heartbeats_in
 from runbook.folder.launch.documents import json_object
 from runbook.folder.launch.shapes import is_any_number
+from runbook.launch.watch import RankState
 from runbook.launch.watch.detectors import Anomaly
 from runbook.launch.watch.live_status import pulse_of
-from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 from runbook.tools.watch import Watcher, is_over

@@ -17,11 +17,10 @@ from runbook.launch.incident import (
     write_summary,
 )
 from runbook.launch.incident.flight import read_flights
-from runbook.launch.watch import RankWatch
+from runbook.launch.watch import RankState, RankWatch
 from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
-from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
-from runbook.process.reaper import signal_owned
+from runbook.process import signal_owned
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,7 @@ def test_settings_and_scale_reach_the_lines(tmp_path: Path) -> None:
     machine = inside(*words, *changed, "--json", cwd=tmp_path).out
     assert json.loads(machine)["caveats"] == differs
     assert "NSA_DDP_COMPRESS=bf16" in plain and "NSA_DDP_COMPRESS=off" in scaled
-    assert "runs with a copy of the config in which train.lr=0.002" in scaled
+    assert "--set train.lr=0.002" in scaled
     steps = [int(re.findall(r"--steps (\d+)", text)[0]) for text in (plain, scaled)]
     assert steps[1] * 2 == steps[0]
 

@@ -23,7 +23,7 @@ from runbook.errors import RunbookError, UsageError
 from runbook.folder import EVENTS_FILE, Journal, read_events, run_folders
 from runbook.folder.manifest import artifact_records, folder_problems, load_record, write_manifest
 from runbook.machine.identity import identity
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import Outcome, Reason, Verdict
 from runbook.records.evidence import PhaseEvidence
 from tests.engine.toys import PHASES, Toy, resume, run, three_launches, verify

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.watch.rank_state import RankState
-from runbook.process.reaper import carriers
+from runbook.launch.watch import RankState
+from runbook.process import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory import records
 

@@ -19,7 +19,7 @@ from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Host, Local, LocalRun
 from runbook.launch.observer import Observer
 from runbook.launch.watch import Presence
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, Stop
 from tests.launch.helpers import At, fake_launch, harness, run, trainer
 

@@ -17,11 +17,11 @@ from runbook.launch import Budgets
 from runbook.launch.command import (
     Command,
     build_command,
+    build_environment,
     keep_config,
     pasteable,
     resolve_config,
 )
-from runbook.launch.inputs import build_environment
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.factory.programs import git, program

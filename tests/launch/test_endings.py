@@ -15,8 +15,7 @@ import pytest
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook import process
 from runbook.launch.watch import RankWatch
-from runbook.process import end_kept, spawn_kept
-from runbook.process.reaper import carriers, environment_holds
+from runbook.process import carriers, end_kept, environment_holds, spawn_kept
 from tests.factory.files import record, write_beats
 from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, harness

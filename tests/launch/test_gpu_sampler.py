@@ -26,7 +26,7 @@ from runbook.launch.observer import Observer
 from runbook.machine.gpu import cards as counters
 from runbook.machine.gpu import detect_profile
 from runbook.machine.gpu.cards import AFTER, gpu_samples, write_devices
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill.scene import injected_at
 from tests.factory.programs import first_on_path, program

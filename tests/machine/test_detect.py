@@ -176,8 +176,7 @@ def test_without_nvidia_smi_every_fact_is_there_and_says_why() -> None:
 
 
 def asked(folder: Path, **environment: str) -> dict[str, Fact]:
-    how = {"torch_count": None, "torch_uuids": ()}
-    return named(collect_gpus(folder, environment=environment, **how))
+    return named(collect_gpus(folder, environment=environment, torch_count=None))
 
 
 @pytest.mark.parametrize(

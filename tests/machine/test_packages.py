@@ -1,11 +1,8 @@
-"""Code that gets in before ours: whose packages are imported, and what runs first."""
+"""Code that gets in before ours: whose packages are imported."""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +12,12 @@ from nsa.contract.digests import installed_digest
 from runbook.errors import UsageError
 from runbook.machine import git
 from runbook.machine.gpu import visible_gpus
-from runbook.machine.gpu.cards import GpuState, parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.cards import parse_nvidia_smi, parse_topology
 from runbook.machine.identity import (
     code_digest,
     identity,
     package_folders,
     refuse_if_unlike,
-    startup_code,
 )
 from runbook.machine.preflight import _git_drafts, gpu_drafts
 from runbook.records import RunRecord, Verdict
@@ -32,35 +28,6 @@ from tests.machine.test_detect import FIXTURES
 from tests.reports.samples import run as sample_run
 
 HERE = Path(__file__).resolve().parents[2]
-
-
-def asked(expression: str, *paths: Path) -> str:
-    """What a new interpreter with these on PYTHONPATH says."""
-    code = f"from runbook.machine.identity import *; print({expression})"
-    path = os.pathsep.join([*map(str, paths), str(HERE)])
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
-def test_code_that_runs_at_the_start_of_every_interpreter_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text("FASTER = True\n")
-    assert asked("startup_code()", tmp_path) == str([str(tmp_path / "sitecustomize.py")])
-
-
-def test_a_path_file_that_executes_and_belongs_to_no_package_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("site.getsitepackages", lambda: [str(tmp_path)])
-    (tmp_path / "folders.pth").write_text("/somewhere\n")
-    (tmp_path / "owned.pth").write_text("import os\n")
-    (made(tmp_path, "owned", "1") / "RECORD").write_text("owned.pth,,\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert startup_code() == []
-    (tmp_path / "zz.pth").write_text("import os; os.environ['X'] = '1'\n")
-    assert startup_code() == [str(tmp_path / "zz.pth")]
 
 
 def test_a_clean_checkout_that_is_not_what_runs_is_dirty(
@@ -90,15 +57,11 @@ FOUR = tuple(
 )
 
 
-def shown(text: str | None, uuids: tuple[str, ...] = (), gpus: tuple[GpuState, ...] = FOUR) -> str:
-    environment = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
-    found = visible_gpus(gpus, environment=environment, uuids=uuids)
-    return "".join(str(gpu.index) for gpu in found)
-
-
 @table(__file__, "visible_devices")
 def test_the_variable_means_what_cuda_takes_it_for(text: str | None, indices: str) -> None:
-    assert shown(text) == indices
+    environment = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
+    found = visible_gpus(FOUR, environment=environment)
+    assert "".join(str(gpu.index) for gpu in found) == indices
 
 
 def test_a_link_counts_between_visible_gpus_only() -> None:

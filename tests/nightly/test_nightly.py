@@ -23,9 +23,9 @@ from runbook.config.setup import RunOptions, load_nightly
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import ProgramExit, UsageError
 from runbook.folder.manifest import folder_problems, load_record
-from runbook.launch import inputs as commits
+from runbook.launch import command as commits
 from runbook.machine.git import commit_of
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import Outcome, RunRecord
 from tests.cli.shell import environment, inside
 from tests.engine.test_interrupt_and_resume import wait_for

@@ -22,9 +22,7 @@ NAMESPACE = "training"
 KINDS = {
     "jobs": ("batch/v1", "Job"),
     "pods": ("v1", "Pod"),
-    "services": ("v1", "Service"),
     "nodes": ("v1", "Node"),
-    "persistentvolumeclaims": ("v1", "PersistentVolumeClaim"),
 }
 GROUPS = {"v1": "/api/v1", "batch/v1": "/apis/batch/v1"}
 _REVIEWS = "/apis/authorization.k8s.io/v1"

@@ -46,7 +46,7 @@ def in_slurm(two_nodes: slurm.Cluster) -> Iterator[Place]:
 
 @pytest.fixture
 def in_kubernetes(tmp_path_factory: pytest.TempPathFactory, pod: Path) -> Iterator[Place]:
-    """Two nodes, of which a test must leave no job, pod or service behind."""
+    """Two nodes, of which a test must leave no job and no pod behind."""
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is not installed (apt-get install kubernetes-client, or Google's)")
     made = kubernetes.Cluster(tmp_path_factory.mktemp("kubernetes"))

@@ -25,7 +25,7 @@ from runbook.launch.nodes import NodesLauncher
 from runbook.launch.nodes.files import JOB_JSON, NODE_TOKEN_VARIABLE
 from runbook.launch.observer import Observer
 from runbook.launch.slurm import SlurmCluster
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch
 from tests.launch.helpers import FAKE, run

@@ -2,7 +2,7 @@
 
 A thread is the Job controller, the scheduler, the kubelet of every node and the garbage collector;
 a container is a process with the image's environment, and shares the file system whatever its
-volumes are. Names of pods below a headless Service are known in the pods alone, as in a cluster.
+volumes are.
 """
 
 from __future__ import annotations
@@ -21,16 +21,6 @@ import psutil
 
 from tests.nodes.api import Api, Object, now, terms
 
-# What a name service is to the pods: an address by name, from a file that changes.
-RESOLVER = """
-import json, os, socket
-_known = socket.gethostbyname
-def _found(name):
-    with open(os.environ["CLUSTER_DNS"]) as stream:
-        return _known(json.load(stream).get(name, name))
-socket.gethostbyname = _found
-"""
-
 
 class Cluster(Api):
     """Nodes k0, k1, ... and what runs on them."""
@@ -42,19 +32,14 @@ class Cluster(Api):
         self.cordoned: set[str] = set()
         self.off: set[str] = set()
         self._kill_at: dict[str, float] = {}
-        self._named: dict[str, str] = {}
         self._closed = threading.Event()
 
     def up(self) -> None:
         """Start everything."""
         self.serve()
-        (self.folder / "sitecustomize.py").write_text(RESOLVER)
-        self._dns = self.folder / "dns.json"
-        self._dns.write_text("{}")
         for name in self.names:
             ready = {"type": "Ready", "status": "True", "reason": "KubeletReady"}
             self.put("nodes", {"metadata": {"name": name}, "status": {"conditions": [ready]}})
-        self.put("persistentvolumeclaims", {"metadata": {"name": "shared"}})
         self._thread = threading.Thread(target=self._control)
         self._thread.start()
 
@@ -67,8 +52,8 @@ class Cluster(Api):
             self._kill(name)
 
     def left(self) -> list[str]:
-        """Jobs, pods and services that there are."""
-        return [name for kind, name in self.objects if kind in ("jobs", "pods", "services")]
+        """Jobs and pods that there are."""
+        return [name for kind, name in self.objects if kind in ("jobs", "pods")]
 
     def delete(self, kind: str, name: str, options: Object) -> Object:
         """As in `Api`."""
@@ -117,7 +102,6 @@ class Cluster(Api):
                     if pod["spec"].get("nodeName") not in self.off:
                         self._keep(pod)
                 self._collect()
-                self._tell_names()
 
     def _control_job(self, job: Object) -> None:
         spec, status = job["spec"], job["status"]
@@ -220,7 +204,6 @@ class Cluster(Api):
         pod["status"]["podIP"] = "127.0.0.1"
         fields = {"spec.nodeName": pod["spec"]["nodeName"], "status.podIP": "127.0.0.1"}
         image = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        image |= {"PYTHONPATH": str(self.folder), "CLUSTER_DNS": str(self._dns)}
         image |= {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
         given = {
             one["name"]: one["value"]
@@ -271,31 +254,10 @@ class Cluster(Api):
                         one.send_signal(number)
         process.wait()
 
-    def _tell_names(self) -> None:
-        known = {}
-        for service in self.all("services"):
-            wanted = service["spec"]["selector"].items()
-            for pod in self.all("pods"):
-                inside = wanted <= pod["metadata"]["labels"].items()
-                below = pod["spec"].get("subdomain") == service["metadata"]["name"]
-                if inside and below and "podIP" in pod["status"]:
-                    name = f"{pod['spec']['hostname']}.{service['metadata']['name']}"
-                    known[name] = pod["status"]["podIP"]
-        if known != self._named:
-            temporary = self._dns.with_suffix(".new")
-            temporary.write_text(json.dumps(known))
-            temporary.replace(self._dns)
-            self._named = known
-
     def _collect(self) -> None:
         for job in self.all("jobs"):
             if "deletionTimestamp" in job["metadata"] and not self._pods_of(job):
                 del self.objects["jobs", job["metadata"]["name"]]
-        uids = {job["metadata"]["uid"] for job in self.all("jobs")}
-        for service in self.all("services"):
-            owners = service["metadata"].get("ownerReferences", ())
-            if owners and owners[0]["uid"] not in uids:
-                del self.objects["services", service["metadata"]["name"]]
 
 
 def _set(document: Object, kind: str, status: str, reason: str, message: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from runbook.folder.launch.evidence import read_launch
 from runbook.launch import StopRequest
 from runbook.launch.nodes.files import JOB_JSON, last_state
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.cli.shell import runbook
 from tests.factory.tables import table
@@ -168,7 +168,6 @@ def test_a_job_that_never_starts_is_refused_in_the_clusters_words(
         pytest.param("slurm", "no_such", "sbatch refused the job: ", "invalid partition",
                      marks=LONG),
         ("kubernetes", "jobs", "Kubernetes refused the Job: ", "exceeded quota: gpus"),
-        ("kubernetes", "services", "Kubernetes refused the Service: ", "exceeded quota: gpus"),
     ],
     indirect=["place"],
 )  # fmt: skip
@@ -181,7 +180,7 @@ def test_what_the_cluster_refuses_is_told_in_its_words(
     result = place.run(two_ranks(), tmp_path, launcher=asks, retry=True)
     assert result.status is LaunchStatus.ENVIRONMENT_ERROR and result.attempts == 1
     assert result.cause.startswith(begins) and words in result.cause
-    deadline = time.monotonic() + crowded(10)  # a job that lost its Service is removed at once
+    deadline = time.monotonic() + crowded(10)
     while place.cluster.left() and time.monotonic() < deadline:
         time.sleep(0.05)
 

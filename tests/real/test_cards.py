@@ -19,7 +19,7 @@ from runbook.folder.launch.rows import read_rows
 from runbook.launch.incident import bundle
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.machine.gpu import profile_for
-from runbook.machine.gpu.cards import parse_nvidia_smi, parse_topology
+from runbook.machine.gpu.cards import counted, parse_nvidia_smi, parse_topology
 from runbook.machine.preflight import gpu_drafts
 from runbook.records import End, LaunchResult, LaunchStatus
 from tests.launch.test_gpu_sampler import HANGS, missing
@@ -52,7 +52,7 @@ def test_the_facts_of_a_healthy_card_hold_no_fault() -> None:
 
 def test_the_xml_and_nvml_tell_the_same_counters() -> None:
     smi = parse_nvidia_smi(SMI)
-    (by_smi,) = smi.counted(smi.gpus)
+    (by_smi,) = map(counted, smi.gpus)
     (by_nvml,) = DEVICES["gpus"]
     for name, value in by_nvml["counters"].items():
         # Times, which the two take at their own moments; pages, which this card does not retire.

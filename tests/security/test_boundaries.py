@@ -18,18 +18,13 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.errors import UsageError
 from runbook.folder.facts import REDACTED
 from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.inputs import build_environment
+from runbook.launch.command import build_environment
 from runbook.launch.observer import Observer
-from runbook.process.reaper import (
-    TOKEN_VARIABLE,
-    carriers,
-    environment_holds,
-    kill_all,
-    signal_owned,
-)
+from runbook.process import carriers, environment_holds, kill_all, signal_owned
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
@@ -177,7 +172,7 @@ def test_processes_are_never_found_by_name() -> None:
 def test_only_our_token_is_ever_killed() -> None:
     def sleeper(token: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
-        return subprocess.Popen(command, env={**os.environ, TOKEN_VARIABLE: token})
+        return subprocess.Popen(command, env={**os.environ, RUN_TOKEN_VARIABLE: token})
 
     with sleeper("aa" * 8) as ours, sleeper("bb" * 8) as other:
         time.sleep(0.3)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.cli import main
-from runbook.process.reaper import TOKEN_VARIABLE
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill import FAULTS, DrillReport, Fault, judge_scene, run_drill
 from runbook.tools.drill.scene import Scene, drill_launch
@@ -83,7 +83,7 @@ def test_an_orphan_is_named(tmp_path: Path) -> None:
     token = "feedfeedfeedfeed"
     orphan = subprocess.Popen(
         [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
-        env={**os.environ, TOKEN_VARIABLE: token},
+        env={**os.environ, RUN_TOKEN_VARIABLE: token},
         stdout=subprocess.PIPE,
         start_new_session=True,
     )

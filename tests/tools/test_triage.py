@@ -129,9 +129,8 @@ def test_a_dry_run_names_what_would_run_and_what_changes_nothing(
     assert main(words) == 0
     lines = capsys.readouterr().out.splitlines()
     tail = f"{' '.join(PRODUCTION)} --steps 9 --set train.seq_len=64"
-    assert lines[:3] == [
+    assert lines[:2] == [
         f"triage of the launch in {tmp_path} (throughput)",
-        "every try runs with a copy of the config in which train.seq_len=64",
         "0. the command as it was [it has to fail again]",
     ]
     assert "1. buckets of 50 MiB [requirement T1]" in lines

@@ -22,7 +22,6 @@ from nsa.launch.process import claim, leftovers
 from nsa.launch.ranks import SAVING_GROUP, parameter_hash, write_flight
 from nsa.settings import ConfigError
 from nsa.step.ddp import WireStats, compressed_all_reduce
-from runbook.process import reaper
 from tests.factory.tables import table
 from tests.train.launching import Launch, environment
 
@@ -48,10 +47,6 @@ def test_what_is_not_used_is_not_loaded(words: str, heavy: set[str]) -> None:
         [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
     )
     assert done.stdout.strip() == "[]", done.stderr
-
-
-def test_the_reaper_which_may_import_nothing_knows_the_token_by_the_same_name() -> None:
-    assert reaper.TOKEN_VARIABLE == contract.RUN_TOKEN_VARIABLE
 
 
 def test_exit_codes_have_their_numbers_and_a_meaning() -> None:

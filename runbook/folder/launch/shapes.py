@@ -237,7 +237,7 @@ DEVICES = fields(
         )
     ),
 )
-KERNEL_LOG = fields("text: source problem; count: others left_out; flag: lost; [text]: lines")
+KERNEL_LOG = fields("text: source problem; count: left_out; flag: lost; [text]: lines")
 CHECKOUT = fields("text: commit sha path sha256; [text]: changed")
 LOAD = fields(
     "text: problem; count: cpus; finite: wall_s total_s busy_s own_s others_s steal_s;"

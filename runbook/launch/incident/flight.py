@@ -208,8 +208,6 @@ _LONGEST_PERIOD = 256
 # A lag that every step has, of this size at least, is no scheduling noise.
 _LAG_S, _LAG_SHARE, _SAME_SHARE, _FEWEST_STEPS = 0.010, 0.05, 0.8, 12
 
-Lags = Mapping[int, float]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
@@ -269,48 +267,36 @@ def find_straggler(
     steps = _steps(by_rank, first)
     if len(steps) < _FEWEST_STEPS:
         return None
-    nodes = {rank: where(rank) for rank in by_rank}
-    lags = [_lags(step, by_rank, clocks=len(set(nodes.values()))) for step in steps]
+    nodes: dict[str, list[int]] = {}
+    for rank in by_rank:
+        nodes.setdefault(where(rank), []).append(rank)
+    lags = [_lags(step, by_rank, clocks=len(nodes)) for step in steps]
     begin, end = first[steps[-1][0]].created_s, first[steps[0][-1]].created_s
     step_s = (end - begin) / len(steps)
-    alone = _latest(lags, step_s)
-    found = _late_node(lags, nodes, step_s) or (alone and ((alone[0],), alone[1]))
-    if found is None:
-        return None
-    late, lag_s = found
-    return Straggler(
-        late=late,
-        ranks=len(by_rank),
-        lag_s=lag_s,
-        steps=len(steps),
-        step_s=step_s,
-        node=nodes[late[0]],
-    )
+    # Of a node that is late even the first rank is.
+    whole = [*nodes.values()] if 1 < len(nodes) < len(by_rank) else []
+    for units in filter(None, (whole, [[rank] for rank in by_rank])):
+        firsts = [[min(lag[rank] for rank in unit) for unit in units] for lag in lags]
+        if (found := _latest(firsts, step_s)) is not None:
+            late, lag_s = tuple(units[found[0]]), found[1]
+            return Straggler(
+                late=late,
+                ranks=len(by_rank),
+                lag_s=lag_s,
+                steps=len(steps),
+                step_s=step_s,
+                node=where(late[0]),
+            )
+    return None
 
 
-def _late_node(
-    lags: Sequence[Lags], nodes: Mapping[int, str], step_s: float
-) -> tuple[tuple[int, ...], float] | None:
-    """The ranks of the node of which even the first one is late, and how late that one is, s."""
-    groups: dict[str, list[int]] = {}
-    for rank, node in nodes.items():
-        groups.setdefault(node, []).append(rank)
-    if len(groups) < 2 or all(len(group) < 2 for group in groups.values()):
-        return None
-    earliest = [
-        {group[0]: min(lag[rank] for rank in group) for group in groups.values()} for lag in lags
-    ]
-    found = _latest(earliest, step_s)
-    return None if found is None else (tuple(groups[nodes[found[0]]]), found[1])
-
-
-def _latest(lags: Sequence[Lags], step_s: float) -> tuple[int, float] | None:
-    """Who is the latest in nearly all steps, and by how much (median, s), if that is no noise."""
-    latest = [max(lag, key=lambda rank: lag[rank]) for lag in lags]
-    rank = statistics.mode(latest)
-    lag_s = statistics.median(lag[rank] for lag in lags)
-    steady = latest.count(rank) >= _SAME_SHARE * len(latest)
-    return (rank, lag_s) if steady and lag_s >= max(_LAG_S, _LAG_SHARE * step_s) else None
+def _latest(lags: Sequence[Sequence[float]], step_s: float) -> tuple[int, float] | None:
+    """Whose place is the latest in nearly all steps, and by how much (median, s), if no noise."""
+    latest = [lag.index(max(lag)) for lag in lags]
+    place = statistics.mode(latest)
+    lag_s = statistics.median(lag[place] for lag in lags)
+    steady = latest.count(place) >= _SAME_SHARE * len(latest)
+    return (place, lag_s) if steady and lag_s >= max(_LAG_S, _LAG_SHARE * step_s) else None
 
 
 def _lags(

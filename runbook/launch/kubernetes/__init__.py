@@ -1,4 +1,4 @@
-"""The launcher of Kubernetes: a Job for each launch, an Indexed one with a Service over several.
+"""The launcher of Kubernetes: a Job for each launch, an Indexed one over several nodes.
 
 Code belongs here if it talks to kubectl, which makes a job, asks about it, and removes it. No real
 cluster has run it.
@@ -23,15 +23,13 @@ from runbook.config.settings import is_passed_on
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError
 from runbook.files import write_atomic
-from runbook.launch.command import completed, rendezvous
-from runbook.launch.inputs import RefusedError
+from runbook.launch.command import RefusedError, completed, rendezvous
 from runbook.launch.kubernetes.manifests import (
     ADDRESS_VARIABLE,
     LABEL,
     NODE_VARIABLE,
     PodFile,
     Request,
-    owned_by,
     read_pod,
 )
 from runbook.launch.launcher_api import Start
@@ -192,7 +190,6 @@ class KubernetesCluster(Cluster):
     title = "Kubernetes"
     pending: Standing = JobState(job={}, pods=(), nodes=1)
     by_itself_s = 0.0
-    meet_s = 0.0
     _seen: dict[str, dict[str, Mapping[str, Any]]] = field(default_factory=dict, init=False)
 
     def run(self, *words: str, given: str = "") -> ToolResult:
@@ -209,25 +206,12 @@ class KubernetesCluster(Cluster):
             raise RefusedError(_words(done))
         return json.loads(done.stdout)
 
-    def create(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Make it, and return it as it is kept. Raises RefusedError."""
-        try:
-            made: Mapping[str, Any] = self.asked("create", "-f", "-", given=json.dumps(document))
-        except RefusedError as error:
-            raise RefusedError(f"Kubernetes refused the {document['kind']}: {error}") from error
-        return made
-
     def may(self, verb: str, what: str) -> bool:
         """Whether the user may do this. Raises RefusedError if no cluster answers."""
         done = self.run("auth", "can-i", verb, what)
         if (answer := done.stdout.strip().partition(" ")[0]) not in ("yes", "no"):
             raise RefusedError(_words(done))
         return answer == "yes"
-
-    def has_claim(self, name: str) -> bool:
-        """Is there a volume claim of this name? Also where it may not be looked at."""
-        done = self.run("get", "persistentvolumeclaim", name, "--output=name")
-        return done.ok or "(NotFound)" not in done.stderr
 
     def submit(self, start: Start, job: Job, names: tuple[str, ...]) -> Job:
         """As in `Cluster`. Raises RefusedError with kubectl's words."""
@@ -240,14 +224,11 @@ class KubernetesCluster(Cluster):
         }
         command = agent.command(place, start.run_dir)
         on = chosen(launch, names)
-        made = self.create(self.request.job(launch, job.name, command, environment, on))
-        if launch.nodes > 1:
-            try:
-                service = self.request.service(job.name)
-                self.create(service | {"metadata": owned_by(service, made)})
-            except RefusedError:
-                self.cancel(job, at_once=False)
-                raise
+        document = self.request.job(launch, job.name, command, environment, on)
+        try:
+            self.asked("create", "-f", "-", given=json.dumps(document))
+        except RefusedError as error:
+            raise RefusedError(f"Kubernetes refused the Job: {error}") from error
         return job
 
     def found(self, job: Job) -> Job:
@@ -303,13 +284,12 @@ class KubernetesCluster(Cluster):
         return said[-1] if done.ok and said else ""
 
 
-def place(job: Job) -> Place:
-    """The first pod is reached by its name below that of the job's Service."""
+def place() -> Place:
+    """Where an agent runs in a pod."""
     return Place(
         node=os.environ[NODE_VARIABLE],
         index=int(os.environ.get(_INDEX, "0")),
         address=os.environ[ADDRESS_VARIABLE],
-        called=f"{job.name}-0.{job.name}",
         lingers_s=_LINGERS_S,
         own=("KUBERNETES_", _INDEX, NODE_VARIABLE, ADDRESS_VARIABLE),
     )
@@ -317,7 +297,7 @@ def place(job: Job) -> Place:
 
 # The copy of the pod file that a run began with.
 KEPT_POD = "pod.yaml"
-_NEEDS = ("create jobs.batch", "delete jobs.batch", "list pods", "create services")
+_NEEDS = ("create jobs.batch", "delete jobs.batch", "list pods")
 
 
 class Kubernetes(NodesKind):
@@ -330,23 +310,19 @@ class Kubernetes(NodesKind):
         self.path = path
 
     def lacks(self) -> list[str]:
-        """As in `LauncherKind`: kubectl, what it may do, and the claims of the pod."""
+        """As in `LauncherKind`: kubectl, and what it may do."""
         if shutil.which("kubectl") is None:
             return ["--launcher kubernetes: no kubectl here"]
         try:
             pod = self._pod()
             kubectl = KubernetesCluster(request=Request(pod=pod, gpus=0, queue_s=0))
             denied = [words for words in _NEEDS if not kubectl.may(*words.split())]
-            absent = [claim for claim in pod.claims() if not kubectl.has_claim(claim)]
         except UsageError:
             return []  # told with the options
         except RefusedError as error:
             return [f"--launcher kubernetes: {error}"]
         where = f"in the namespace {pod.metadata.namespace or 'of the context'}"
-        return [
-            *(f"--launcher kubernetes: you may not {words} {where}" for words in denied),
-            *(f"{self.path}: there is no volume claim {claim} {where}" for claim in absent),
-        ]
+        return [f"--launcher kubernetes: you may not {words} {where}" for words in denied]
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""

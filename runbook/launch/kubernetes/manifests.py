@@ -1,4 +1,4 @@
-"""The user's pod, and what a launch makes of it: a Job, and a Service by which its pods meet.
+"""The user's pod, and what a launch makes of it: a Job.
 
 Everything that clusters differ in is in the pod file, an ordinary manifest of kind Pod: namespace,
 image, volumes, node selectors, tolerations, secrets, further resources.
@@ -97,11 +97,6 @@ class PodFile(_Open):
     metadata: Metadata = Metadata()
     spec: Spec
 
-    def claims(self) -> list[str]:
-        """The volume claims that it mounts."""
-        found = [(one.model_extra or {}).get("persistentVolumeClaim") for one in self.spec.volumes]
-        return [str(claim.get("claimName")) for claim in found if isinstance(claim, dict)]
-
     def unfit(self, out: Path, gpus: int) -> list[str]:
         """Why runs below `out` with so many GPUs in each pod do not fit it, in words."""
         found, folder, container = [], out.resolve(), self.spec.containers[0]
@@ -186,7 +181,10 @@ class Request:
         }
 
     def service(self, name: str) -> dict[str, Any]:
-        """The headless Service that gives a job's pods their names, before they are ready too."""
+        """The headless Service by whose names the pods of a printed job meet, ready or not.
+
+        Those of a launch have an agent each, which says where the first one is.
+        """
         selector = {LABEL: name}
         return {
             "apiVersion": "v1",
@@ -199,13 +197,6 @@ class Request:
     def _namespace(self) -> dict[str, str]:
         name = self.pod.metadata.namespace
         return {"namespace": name} if name else {}
-
-
-def owned_by(document: Mapping[str, Any], job: Mapping[str, Any]) -> dict[str, Any]:
-    """The metadata of what is to vanish together with the job."""
-    owner = {"apiVersion": "batch/v1", "kind": "Job"}
-    owner |= {key: job["metadata"][key] for key in ("name", "uid")}
-    return {**document["metadata"], "ownerReferences": [owner]}
 
 
 def _field(name: str, path: str) -> dict[str, Any]:

@@ -56,15 +56,13 @@ class Cluster(Protocol):
     """What a run's launches ask of a cluster; a job is asked for, followed and ended by it alone.
 
     `name` begins its files. `pending` is a job of which nothing is known yet. A job that has
-    nothing left to do is over by itself within `by_itself_s`. Its agents wait `meet_s` for each
-    other; 0 where its nodes come one by one, so that they may wait as long as the job.
+    nothing left to do is over by itself within `by_itself_s`.
     """
 
     name: str
     title: str
     pending: Standing
     by_itself_s: float
-    meet_s: float
 
     def submit(self, start: Start, job: files.Job, names: tuple[str, ...]) -> files.Job:
         """Have the job's agents started, on `names` as far as known. Raises RefusedError."""
@@ -153,7 +151,7 @@ class NodesLauncher(Launcher):
             argv=tuple(words[1:] if torchrun else words),
             torchrun=torchrun,
             folder=str(start.command.folder or ""),
-            meet_s=self.cluster.meet_s or self.queue_s,
+            meet_s=self.queue_s,
         )
 
     def adopt(self, start: Start) -> Running | None:

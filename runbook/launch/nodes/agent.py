@@ -21,38 +21,32 @@ from types import FrameType
 
 from runbook.errors import RunbookError
 from runbook.files import make_private_dir
-from runbook.folder import CONSOLE_LOG
 from runbook.folder.launch import LineTail
 from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
 from runbook.launch.local import Host
 from runbook.launch.nodes import files
-from runbook.launch.watch import RankWatch
-from runbook.launch.watch.rank_state import RankState
-from runbook.process import has_ended_under
-from runbook.process.reaper import environment_holds, signal_owned
+from runbook.launch.watch import RankState, RankWatch
+from runbook.process import environment_holds, has_ended_under, signal_owned
 
 _POLL_S = 0.1
 _TELL_EVERY_S = 1.0
 # How long torchrun's agents wait for each other if nobody says so.
 _JOIN_S = 600.0
-# A name service may be so late.
-_NAMED_WITHIN_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """The node that an agent runs on, by the cluster's name and number.
 
-    The other nodes reach it by its address, and the first one by `called`, a name or an address.
-    Variables that begin with one of `own` are the cluster's, not the launch's. An agent that the
-    cluster ends waits `lingers_s` until the harness has looked why, before it is gone.
+    The other nodes reach it by its address. Variables that begin with one of `own` are the
+    cluster's, not the launch's. An agent that the cluster ends waits `lingers_s` until the harness
+    has looked why, before it is gone.
     """
 
     node: str
     index: int
     address: str
-    called: str
     own: tuple[str, ...] = ()
     lingers_s: float = 0.0
 
@@ -169,12 +163,10 @@ class Agent:
         }
 
     def _tell(self, *, code: int | None = None, end: files.NodeEnd | None = None) -> None:
-        console = self.folder / CONSOLE_LOG
         self.state = self.state.model_copy(
             update={
                 "code": code,
                 "stopped_by": self.stopped_by,
-                "console_bytes": console.stat().st_size if console.exists() else 0,
                 "ranks": self._ranks(),
                 "end": end,
             }
@@ -219,33 +211,20 @@ class Agent:
         return as_typed([*words, *own, f"--local-addr={self.place.address}", *self.job.argv])
 
     def _meet(self) -> str:
-        """Where torchrun's agents meet: the first node says it, the others read and find it."""
+        """Where torchrun's agents meet: the first node says it, the others read it."""
         path, place = self.run_dir / files.RENDEZVOUS_JSON, self.place
         if place.index == 0:
             port = free_port(place.address)
-            files.write_record(path, files.Rendezvous(address=place.called, port=port))
+            files.write_record(path, files.Rendezvous(address=place.address, port=port))
             return f"{place.address}:{port}"
         deadline = time.monotonic() + self.job.meet_s
-        problem = ""
         while time.monotonic() < deadline and not self._must_stop():
             if found := files.read_record(path, files.Rendezvous):
-                try:
-                    return f"{address_of(found.address)}:{found.port}"
-                except RunbookError as error:
-                    deadline = deadline if problem else time.monotonic() + _NAMED_WITHIN_S
-                    problem = f": {error}"
+                return f"{found.address}:{found.port}"
             time.sleep(_POLL_S)
             self._answer()
             self._tell_in_time()
-        raise RunbookError(f"the first node was not to be found by {path}{problem}")
-
-
-def address_of(name: str) -> str:
-    """The address of a host. Raises RunbookError."""
-    try:
-        return socket.gethostbyname(name)
-    except OSError as error:
-        raise RunbookError(f"the address of {name} is not known: {error}") from error
+        raise RunbookError(f"the first node was not to be found by {path}")
 
 
 def _interface_of(address: str) -> str:
@@ -258,7 +237,7 @@ def _interface_of(address: str) -> str:
     return ""
 
 
-def command(place: Callable[[files.Job], Place], run_dir: Path) -> list[str]:
+def command(place: Callable[[], Place], run_dir: Path) -> list[str]:
     """What starts the agent on a node, whose `place` tells it where that is."""
     named = f"{place.__module__}:{place.__qualname__}"
     return [sys.executable, "-P", "-m", __name__, named, str(run_dir.resolve())]
@@ -272,7 +251,7 @@ def main(place: str, folder: str) -> int:
         sys.stderr.write(f"{run_dir / files.JOB_JSON} cannot be read on this node\n")
         return 2
     try:
-        agent = Agent(run_dir, job, pkgutil.resolve_name(place)(job))
+        agent = Agent(run_dir, job, pkgutil.resolve_name(place)())
         here = agent.place.node
         agent.run()
     except (OSError, RunbookError) as error:

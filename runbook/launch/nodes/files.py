@@ -53,7 +53,8 @@ class Job(Record):
     """What the agents of a launch run: `argv` on each of `nodes`, joined by torchrun or alone.
 
     `folder` is where it is executed. `job_id` is 0 until a cluster that counts its jobs gave one.
-    The agents of a launch wait `meet_s` for each other.
+    Its agents wait `meet_s` for each other, as long as a job may for its nodes, which may come one
+    by one.
     """
 
     schema_version: int = 1
@@ -106,7 +107,6 @@ class NodeState(Record):
 
     node: str
     index: int
-    console_bytes: int = 0
     code: int | None = None
     stopped_by: str = ""
     ranks: dict[int, RankOnNode] = Field(default_factory=dict)
@@ -286,7 +286,6 @@ def _kernel(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any
         documents,
         *("source", "problem"),
         lost=any(one.get("lost") for one in said),
-        others=sum(int(one.get("others", 0)) for one in said),
         left_out=sum(int(one.get("left_out", 0)) for one in said),
         lines=[text for one in said for text in one.get("lines", ())],
     )

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.folder.launch import LineTail
-from runbook.launch.inputs import RefusedError
+from runbook.launch.command import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.nodes import files
-from runbook.launch.watch import RankWatch
-from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch import RankState, RankWatch
 from runbook.records.launch import End, LaunchStatus
 
 if TYPE_CHECKING:
@@ -250,10 +249,6 @@ class NodesRun:
         told = [node for node in self.watch.nodes.values() if node.code is not None]
         silent = f"{self.job.nodes - len(told)} of its {self.job.nodes} nodes"
         return self.state.ended(self.job, self._start.run_dir, gone=self._gone, silent=silent)
-
-    def console_bytes(self) -> int:
-        """As in `Running`."""
-        return sum(node.console_bytes for node in self.watch.nodes.values())
 
     def where(self, rank: int) -> str:
         """As in `Running`."""

@@ -11,6 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,8 +21,8 @@ from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch import TableTail
 from runbook.folder.launch.documents import RESOURCES
 from runbook.launch.observer import Observer, Pulse, SilentRank
+from runbook.launch.watch import RankState
 from runbook.launch.watch.detectors import Monitor, step_of
-from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import SLOW_PHASES, STOPPED, Thresholds, blame
 from runbook.records import Launch
 
@@ -107,19 +108,11 @@ def _children(threads: Iterable[Path]) -> int:
 
 def _files(folder: Path) -> Iterator[os.stat_result]:
     """The files below a folder as far as they can be looked at, without checkpoints."""
-    try:
-        entries = list(os.scandir(folder))
-    except OSError:
-        return
-    for entry in entries:
-        try:
-            if entry.is_dir(follow_symlinks=False):
-                if entry.name != CHECKPOINTS_DIR:
-                    yield from _files(Path(entry.path))
-            else:
-                yield entry.stat(follow_symlinks=False)
-        except OSError:
-            continue  # gone meanwhile
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != CHECKPOINTS_DIR]
+        for name in names:
+            with suppress(OSError):  # gone meanwhile
+                yield Path(place, name).lstat()
 
 
 def _mib(files: Iterable[os.stat_result]) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from nsa.contract import Event, NSAError, Phase
 from nsa.toggles import TOGGLES
 from runbook.errors import UsageError
-from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch import RankState
 from runbook.records import End, Kind, Launch, LaunchStatus
 
 _LEARNED_FACTOR = 5.0
@@ -89,7 +89,7 @@ class Budgets:
 
     One flat number gives false alarms in every healthy run: a first step compiles, a checkpoint
     writes, a profile has a million events. An ordinary step has what the toggle of the watchdog
-    says. `silence_s` is for a launch that prints nothing and has no heartbeat at all.
+    says. `silence_s` is what a rank has to its first heartbeat.
     """
 
     init_s: float = 300.0

@@ -1,8 +1,8 @@
 """Which GPUs there are, which are visible, and the profile that they have: `--profile auto`.
 
-What they are and count is told by the XML of `nvidia-smi -q -x`, what they do by NVML. torch tells
-the UUIDs of its devices; where it does not, CUDA_VISIBLE_DEVICES is read as CUDA reads it (CUDA C++
-Programming Guide, "CUDA Environment Variables"). `cpu` proves function only, so it is taken only
+What they are and count is told by the XML of `nvidia-smi -q -x`, what they do by NVML.
+CUDA_VISIBLE_DEVICES is read as CUDA reads it (CUDA C++ Programming Guide, "CUDA Environment
+Variables"). `cpu` proves function only, so it is taken only
 where nothing of an NVIDIA device is seen. A card without a profile, or a driver that does not
 answer, is for a person to decide.
 """
@@ -31,25 +31,11 @@ _MIG = "MIG-"
 
 
 def visible_gpus(
-    gpus: Sequence[GpuState], *, environment: Mapping[str, str], uuids: Sequence[str] = ()
+    gpus: Sequence[GpuState], *, environment: Mapping[str, str]
 ) -> tuple[GpuState, ...]:
-    """The GPUs that CUDA shows to a launch, in nvidia-smi's order.
-
-    `uuids` are those of torch's devices, with or without the leading "GPU-".
-    """
-    chosen = _by_uuid(gpus, uuids)
-    if chosen is None:
-        chosen = _by_variable(gpus, environment.get(VISIBLE_DEVICES))
+    """The GPUs that CUDA shows to a launch, in nvidia-smi's order."""
+    chosen = _by_variable(gpus, environment.get(VISIBLE_DEVICES))
     return tuple(gpu for gpu in gpus if gpu.index in chosen)
-
-
-def _by_uuid(gpus: Sequence[GpuState], uuids: Sequence[str]) -> set[int] | None:
-    """Indices of torch's devices; None unless each of them is exactly one GPU."""
-    known = {gpu.uuid.removeprefix("GPU-"): gpu.index for gpu in gpus if gpu.uuid}
-    wanted = [uuid.removeprefix("GPU-") for uuid in uuids]
-    if not wanted or len(known) < len(gpus) or not set(wanted) <= set(known):
-        return None
-    return {known[uuid] for uuid in wanted}
 
 
 def _by_variable(gpus: Sequence[GpuState], text: str | None) -> set[int]:

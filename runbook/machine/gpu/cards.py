@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from runbook.machine.kernel_log import slot_of
 from runbook.process import run_tool, start
 from runbook.text import without_colors
 
-_SHORT_S = 20.0
+_WITHIN_S, _HURRIED_S = 20.0, 2.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
 _MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
 # NVML's bits of what holds the clocks back.
@@ -129,14 +129,9 @@ class NvidiaSmi:
     cuda: str | None
     gpus: tuple[GpuState, ...]
 
-    @staticmethod
-    def counted(gpus: Iterable[GpuState]) -> list[dict[str, Any]]:
-        """GPUs in the form of `devices_before.json`, each with what is not told of it."""
-        return [_document(gpu) for gpu in gpus]
-
 
 def read_nvidia_smi(
-    program: str, *, within_s: float = _SHORT_S
+    program: str, *, within_s: float = _WITHIN_S
 ) -> tuple[NvidiaSmi | None, str, str]:
     """What it tells now, None if that cannot be read; its XML as it is; and what is wrong."""
     answer = run_tool([program, "-q", "-x"], timeout_s=within_s)
@@ -214,7 +209,8 @@ def _counters(node: ET.Element) -> dict[str, float | None]:
     }
 
 
-def _document(gpu: GpuState) -> dict[str, Any]:
+def counted(gpu: GpuState) -> dict[str, Any]:
+    """A GPU in the form of `devices_before.json`, with what is not told of it."""
     missing = {name: _NOT_IN_XML for name, value in gpu.counters.items() if value is None}
     told = {name: value for name, value in asdict(gpu).items() if name not in _NOT_COUNTED}
     return {**told, "name": gpu.name or None, "missing": missing}
@@ -301,7 +297,6 @@ def parse_topology(text: str) -> dict[tuple[int, int], str]:
 SAMPLER = (sys.executable, "-P", str(Path(__file__).with_name("nvml.py")))
 # What pynvml loads. Where the loader does not find it, no process has to be started to know that.
 LIBRARY = "libnvidia-ml.so.1"
-_WITHIN_S, _HURRIED_S = 20.0, 2.0
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 
 
@@ -327,7 +322,8 @@ def write_devices(
         smi, xml, problem = read_nvidia_smi(tool, within_s=_HURRIED_S if hurry else _WITHIN_S)
     if xml:
         (run_dir / xml_name).write_text(redact_text(xml), encoding="utf-8")
-    gpus = smi.counted(visible_gpus(smi.gpus, environment=environment)) if smi else []
+    shown = visible_gpus(smi.gpus, environment=environment) if smi else ()
+    gpus = [counted(gpu) for gpu in shown]
     for gpu in gpus:
         gpu["pci_path"] = _path_to(gpu["pci"])
     document = {
@@ -385,7 +381,7 @@ def gpu_samples(run_dir: Path, environment: Mapping[str, str]) -> Iterator[None]
         yield
     finally:
         process.kill()
-        # One that hangs in the driver of a lost card cannot be killed; the reaper goes on trying.
+        # One that hangs in the driver of a lost card cannot be killed before that lets it go.
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_ENDED_WITHIN_S)
         head, *lines = path.read_text("utf-8", "replace").splitlines(keepends=True)

@@ -56,17 +56,13 @@ def clock_events(nvml: Any, device: Any) -> int:
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device))
 
 
-def _text(value: Any) -> str:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
 class Samples:
     """Rows of `gpu_samples.csv`, in the order of its columns; an empty field is not known."""
 
     def __init__(self, nvml: Any, token: str, *, proc: Path = Path("/proc")) -> None:
         self._nvml, self._token, self._proc = nvml, token, proc
         devices = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        self._devices = [(device, _text(nvml.nvmlDeviceGetUUID(device))) for device in devices]
+        self._devices = [(device, str(nvml.nvmlDeviceGetUUID(device))) for device in devices]
 
     def rows(self) -> Iterator[list[str]]:
         """One row for each GPU, now."""

@@ -24,7 +24,7 @@ from runbook.folder.launch import heartbeat_files, heartbeats_in
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.launch import StopRequest
 from runbook.launch.incident.flight import SHORT_OF_CPUS
-from runbook.process.reaper import carriers
+from runbook.process import carriers
 from runbook.records import LaunchStatus
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from nsa.contract import (
     CHECKPOINTS_DIR,
     ENV_JSON,
     INJECTED_JSON,
+    RUN_TOKEN_VARIABLE,
     TRAINING_CSV,
     checkpoint_name,
     shard_file,
@@ -31,7 +32,7 @@ from runbook.folder.launch.documents import json_object
 from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
 from runbook.launch.watch.watchdog import Thresholds
-from runbook.process.reaper import TOKEN_VARIABLE, carriers
+from runbook.process import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.launch import torchrun
 from runbook.tools.drill import BUDGET_S, FAULTS, Fault
@@ -176,7 +177,7 @@ def _leftover(fault: Fault, root: Path, **options: Any) -> Scene:
     """A process of another run must be seen, and must be left alone."""
     token = secrets.token_hex(16)
     other = subprocess.Popen(
-        [sys.executable, "-c", _IDLE], env={**os.environ, TOKEN_VARIABLE: token}
+        [sys.executable, "-c", _IDLE], env={**os.environ, RUN_TOKEN_VARIABLE: token}
     )
     try:
         time.sleep(0.2)  # until its exec, it shows this process's environment
