@@ -27,7 +27,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     ),
     "other runs": (trials.init, launch.nightly, trials.drill),
     "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
-    "look up": (lists.phases, lists.profiles, lists.toggles, lists.schema),
+    "look up": (lists.phases, lists.profiles, lists.toggles),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 

@@ -82,7 +82,7 @@ def test_the_short_forms_are_the_same_on_every_command() -> None:
 @pytest.mark.parametrize(
     ("line", "code", "said"),
     [
-        ("runbook schema | head -n 1; exit ${PIPESTATUS[1]}", 0, "{\n"),
+        ("runbook toggles --json | head -n 1; exit ${PIPESTATUS[1]}", 0, "{\n"),
         ("runbook --version <&- >&- 2>&-", 0, ""),
         ("runbook nosuch 2>/dev/full", 2, ""),
         ("ulimit -f 0; runbook run --steps-scale 0.1 --phase preflight 2>told", 2, ""),
@@ -106,8 +106,8 @@ def broken(monkeypatch: pytest.MonkeyPatch, error: Exception) -> int:
     def fail(args: argparse.Namespace, console: Console) -> int:
         raise error
 
-    monkeypatch.setitem(COMMANDS, "schema", replace(COMMANDS["schema"], run=fail))
-    return main(["schema"])
+    monkeypatch.setitem(COMMANDS, "phases", replace(COMMANDS["phases"], run=fail))
+    return main(["phases"])
 
 
 def test_a_defect_is_never_a_no_go(

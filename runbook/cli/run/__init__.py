@@ -138,7 +138,7 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
 
 @command(
     "run phases and give the verdict",
-    json_help="every event as one JSON line on stdout (`runbook schema events`)",
+    json_help="every event as one JSON line on stdout (docs/events.schema.json)",
     options={
         "profile": "auto",
         "preset": "",
