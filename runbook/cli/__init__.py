@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         *(run.run, finished.report, finished.verify, launch.launch),
         *(live.watch, trials.triage, finished.history, questions.inspect),
     ),
-    "other runs": (trials.init, launch.nightly, trials.drill),
+    "other runs": (trials.init, trials.drill),
     "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
     "look up": (lists.phases, lists.profiles, lists.toggles),
 }
