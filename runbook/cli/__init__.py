@@ -11,10 +11,9 @@ from inspect import cleandoc
 from pathlib import Path
 
 from runbook import __version__
-from runbook.cli import finished, lists, live, questions, run, trials
+from runbook.cli import finished, lists, live, run, trials
 from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, docstring, is_phase, parse_all
 from runbook.cli._runs import print_next
-from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant
 from runbook.files import data_path, near
@@ -22,11 +21,11 @@ from runbook.files import data_path, near
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
     "what most people need": (
-        *(run.run, finished.report, finished.verify, launch.launch),
-        *(live.watch, trials.triage, finished.history, questions.inspect),
+        *(run.run, finished.report, finished.verify, run.launch),
+        *(live.watch, trials.triage, finished.history, finished.inspect),
     ),
     "other runs": (trials.init, trials.drill),
-    "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
+    "other answers": (*(finished.compare, finished.judge, finished.replay, finished.export),),
     "look up": (lists.phases, lists.profiles, lists.toggles),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
