@@ -131,25 +131,17 @@ def test_what_the_machine_refuses_is_no_defect(
         assert capsys.readouterr().err == f"runbook: error: artifacts/x: {refused.strerror}\n"
 
 
-@pytest.mark.parametrize(
-    ("name", "body"),
-    [
-        ("yaml.py", "raise SystemExit(1)"),
-        ("yaml/__init__.py", "safe_load = 1"),
-        ("yaml.py", "1 / 0"),
-        ("yaml.py", "import nothing"),
-    ],
-)
-def test_whatever_a_module_in_the_place_of_a_package_does_it_is_named(
-    tmp_path: Path, body: str, name: str
-) -> None:
-    """One that ends the program with 1 would say NO-GO."""
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text(f"{body}\n")
+def test_a_folder_that_hides_a_package_of_ours_is_named(tmp_path: Path) -> None:
+    (tmp_path / "phases").mkdir()
+    (tmp_path / "phases/__init__.py").write_text("raise SystemExit(1)")
     ended = started("profiles", cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert (ended.code, ended.out) == (2, "")
-    told = f"yaml is {tmp_path / name} here, which hides the package of that name: rename it"
-    assert told in ended.err and "Traceback" not in ended.err
+    assert f"error: {tmp_path / 'phases'} hides this program's phases: rename it" in ended.err
+
+
+def test_a_module_that_ends_the_program_says_no_no_go(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("raise SystemExit(1)")
+    assert started("profiles", cwd=tmp_path, PYTHONPATH=str(tmp_path)).code == 70
 
 
 _ENDS_WITH_3 = """
