@@ -105,29 +105,6 @@ def _printable(line: str) -> str:
     )
 
 
-# A quoted word, as `shlex.quote` makes it.
-_QUOTED = re.compile(r"(?<![^\s=])'([^'\n]*)'(?![^\s;,)])")
-
-
-def typed_in(text: str, encoding: str | None) -> str:
-    """The text for a stream of this encoding: a quoted word that it cannot hold is written with
-    escapes (`$'\\xc3\\xa4'`) that a shell reads as the same word.
-    """
-    try:
-        text.encode(encoding or "utf-8")
-    except UnicodeEncodeError:
-        return _QUOTED.sub(_escaped, text)
-    return text
-
-
-def _escaped(word: re.Match[str]) -> str:
-    if word[1].isascii():
-        return word[0]
-    plain = word[1].encode(errors="surrogateescape")
-    text = "".join(chr(b) if 32 <= b < 127 and b != 92 else f"\\x{b:02x}" for b in plain)
-    return f"$'{text}'"
-
-
 def in_one_line(text: str) -> str:
     """The printable text, line breaks spelled out too: one would look like another row."""
     return printable(text).replace("\n", "\\n")

@@ -241,19 +241,6 @@ def test_quiet_drops_progress_but_neither_results_nor_errors() -> None:
     assert (out.getvalue(), err.getvalue()) == ("done\n", "broken\n")
 
 
-def test_a_quoted_word_that_the_encoding_lacks_can_be_pasted_all_the_same() -> None:
-    word = "/tmp/\u00e4 'b\\"
-    raw = io.BytesIO()
-    out = io.TextIOWrapper(raw, encoding="ascii", errors="backslashreplace")
-    Console(stdout=out, stderr=out).result(f"next  printf %s --out='{word[:6]}x\\y' 'plain' don't")
-    line = raw.getvalue().decode("ascii").partition("printf %s ")[2].partition(" don't")[0]
-    said = subprocess.run(["bash", "-c", f"printf '%s|' {line}"], capture_output=True, check=True)
-    assert said.stdout.decode() == "--out=/tmp/\u00e4x\\y|plain|"
-    wide = io.StringIO()
-    Console(stdout=wide, stderr=wide).result(f"'{word[:6]}'")
-    assert wide.getvalue() == "'/tmp/\u00e4'\n"
-
-
 def test_a_reader_that_goes_away_ends_what_is_short_and_not_what_goes_on_for_hours() -> None:
     for outlives in (False, True):
         read, write = os.pipe()
