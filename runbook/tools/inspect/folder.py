@@ -1,8 +1,11 @@
-"""Every run directory below a path: its rows, the heartbeats of its ranks, and what they show."""
+"""Every run directory below a path: its rows, the heartbeats of its ranks, and what they show.
+
+What the launcher had planned is no fault: a stop, or a few steps only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +20,7 @@ from runbook.folder.launch.evidence import GATES, VAL
 from runbook.folder.launch.rank_log import RankLines, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
-from runbook.records import LaunchResult, RankExit, Stop
+from runbook.records import Launch, LaunchResult, RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.text import listed
 from runbook.tools.inspect import (
@@ -29,13 +32,7 @@ from runbook.tools.inspect import (
     RunDirectory,
     remarks_on,
 )
-from runbook.tools.inspect.training import (
-    account_remarks,
-    as_planned,
-    completed,
-    ended_launch,
-    inspect_training,
-)
+from runbook.tools.inspect.training import account_remarks, inspect_training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,8 +87,35 @@ def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
 def _failed(folder: Path) -> bool:
     """Does the launcher's account tell of a bad end, whatever files there are?"""
     documents = (read_json_object(folder / name, [])[0] for name in (LAUNCH_JSON, RESULT_JSON))
-    ended = ended_launch(*documents)
+    ended = _ended_launch(*documents)
     return ended is not None and not ended[1].ok
+
+
+def _ended_launch(
+    launch: Mapping[str, Any] | None, result: Mapping[str, Any] | None
+) -> tuple[Launch, LaunchResult] | None:
+    """A launch and its end, as the launcher wrote both down; None where it did not."""
+    try:
+        planned = Launch.model_validate((launch or {}).get("launch"))
+        return planned, LaunchResult.model_validate(result)
+    except ValidationError:
+        return None
+
+
+def _completed(known: tuple[Launch, LaunchResult] | None) -> Launch | None:
+    """The launch, if it ended as it was planned; else None."""
+    if known is None:
+        return None
+    planned, ended = known
+    as_told = planned.stop is None or ended.stopped is not None
+    return planned if ended.ok and as_told else None
+
+
+def _as_planned(remarks: Sequence[Remark]) -> Iterator[Remark]:
+    """The remarks on a launch that did all that it was to do: it was not meant to have more."""
+    for one in remarks:
+        short = one.code is RemarkCode.WINDOW_TOO_SHORT
+        yield one.model_copy(update={"code": RemarkCode.PLANNED}) if short else one
 
 
 def _inspect_one(
@@ -105,8 +129,8 @@ def _inspect_one(
     launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
     result, _ = read_json_object(folder / RESULT_JSON, problems)
     exits = _exits(result, problems)
-    known = ended_launch(launch, result)
-    ended = completed(known)
+    known = _ended_launch(launch, result)
+    ended = _completed(known)
     stop = ended.stop if ended else None
     place = folder.relative_to(root).as_posix()
     remarks = remarks_on(place, [(RemarkCode.UNREADABLE, text) for text in problems])
@@ -161,7 +185,7 @@ def _inspect_one(
         loss_floor=limit,
         loss_floor_source=source,
     )
-    return directory, remarks if ended is None or lost else list(as_planned(remarks))
+    return directory, remarks if ended is None or lost else list(_as_planned(remarks))
 
 
 def _end(result: LaunchResult) -> str:
