@@ -257,7 +257,7 @@ def history(args: argparse.Namespace, console: Console) -> int:
 
 
 def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
-    from runbook.records.measurement import duration_text, plain_number
+    from runbook.records.measurement import duration_text, json_ready, plain_number
 
     cells = [
         (
@@ -273,7 +273,7 @@ def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
         for row in rows
     ]
     header = ("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", "TOOK", "TOK/S", "")
-    document = {"schema_version": 2, "runs": [asdict(row) for row in rows]}
+    document = json_ready({"schema_version": 2, "runs": [asdict(row) for row in rows]})
     console.tell(document, [table_of(header, cells, styled=3)])
 
 

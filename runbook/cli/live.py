@@ -249,15 +249,14 @@ class _View:
         """
         from runbook.tools.watch import Screen
 
-        screen = Screen(folder, self.limits)
-        show = _shower(self.console, screen)
+        screen, self._said_at = Screen(folder, self.limits), -_SAY_EVERY_S
         screen.ranks.update()
         while True:
             over = screen.over or left()
             self._read(screen, screen.look(), blind=over or screen.trains)
             if screen.over and not over:
                 continue  # what it wrote last is read before its end is shown
-            show()
+            self._show(screen)
             if over:
                 break
             screen.ranks.wait(interval_s)
@@ -265,20 +264,13 @@ class _View:
             self.console.progress("")
         self.rows += screen.monitor.readings.rows_read
 
-
-def _shower(console: Console, screen: Screen) -> Callable[[], None]:
-    """The screen redrawn on a terminal; in a pipe one line at most every half minute."""
-    said_at = -_SAY_EVERY_S
-
-    def show() -> None:
-        nonlocal said_at
-        if console.is_live:
-            console.draw(*screen.lines())
-        elif monotonic() - said_at >= _SAY_EVERY_S or screen.over:
-            said_at = monotonic()
-            console.progress(screen.status())
-
-    return show
+    def _show(self, screen: Screen) -> None:
+        """The screen redrawn on a terminal; in a pipe one line at most every half minute."""
+        if self.console.is_live:
+            self.console.draw(*screen.lines())
+        elif monotonic() - self._said_at >= _SAY_EVERY_S or screen.over:
+            self._said_at = monotonic()
+            self.console.progress(screen.status())
 
 
 def _stacks(console: Console, named: Path) -> int:

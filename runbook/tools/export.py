@@ -149,11 +149,9 @@ def prometheus_text(record: RunRecord) -> str:
 
     registry = CollectorRegistry()
     for name, help, samples in _families(record):
-        # Of equal series the first one stays.
-        series = {tuple(labels.items()): (labels, value) for labels, value in samples[::-1]}
         names = list(samples[0][0]) if samples else []
         gauge = Gauge(f"runbook_{name}", help, names, registry=registry if samples else None)
-        for labels, value in reversed(series.values()):
+        for labels, value in reversed(samples):  # of equal series the first one stays
             (gauge.labels(**labels) if labels else gauge).set(value)
     return generate_latest(registry).decode()
 
@@ -289,18 +287,9 @@ def _run_row(folder: Path, record: RunRecord) -> RunRow:
         said=running or record.said,
         commit_sha=record.environment.get("git.sha", ""),
         duration_s=sum(phase.duration_s for phase in record.phases),
-        throughput=None if rate is None else _finite(rate.value),
+        throughput=None if rate is None else _number(rate.value),
         flaky=sum(len(phase.flaky) for phase in record.phases),
         required=len(required),
         passed=sum(name in checks and satisfies(checks[name]) for name in required),
         **{name: getattr(record, name) for name in _AS_RECORDED},
     )
-
-
-def _finite(value: object) -> float | None:
-    """The number, or the one that a text is, if it is finite."""
-    try:
-        number = float(str(value))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
