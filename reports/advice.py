@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from runbook.config.precedence import SHELL, Given, given
+from runbook.errors import listed
 from runbook.records import Check, Kind, LaunchEntry, LaunchStatus, RunRecord
 from runbook.records.outcome import STEP
 from runbook.records.run import edited
-from runbook.text import listed
 
 # More settings than this are counted.
 _NAMED = 3

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from reports.advice import Advice, Adviser, headline_of, how_it_ended, seen_non_finite, telling
 from reports.text import check_value, limit_text
+from runbook.errors import how_many, listed
 from runbook.records import (
     THE_RUN,
     Check,
@@ -28,7 +29,6 @@ from runbook.records import (
 )
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.outcome import STEP
-from runbook.text import how_many, listed
 
 _SHOWN_PATHS = 3
 _SHOWN_ROWS = 3

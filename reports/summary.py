@@ -16,10 +16,10 @@ from reports.advice import values_before
 from reports.text import NOT_GATED_WORDS, export_line, limit_text, one_line, shown_value
 from reports.view import ReportView, run_folder
 from runbook.config.precedence import told
+from runbook.errors import counted
 from runbook.files import shipped_data
 from runbook.records import Check, Measurement, Outcome, PhaseRecord, Reason, RunRecord, Table
 from runbook.records.measurement import MIB_PER_GIB, Scalar, plain_number
-from runbook.text import counted
 
 # What a reader looks for first stands on top of the page, whether or not it was measured.
 _TILES = 4

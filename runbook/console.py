@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from runbook.text import in_one_line, printable
+from runbook.errors import in_one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -9,6 +9,7 @@ from markupsafe import Markup
 
 from reports import plots
 from reports.text import limit_text, one_line, value_text
+from runbook.errors import listed
 from runbook.records import (
     Check,
     LaunchEntry,
@@ -20,7 +21,6 @@ from runbook.records import (
     Window,
 )
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
-from runbook.text import listed
 
 _LEFT, _RIGHT = 104.0, plots.WIDTH - 8.0
 _ROW = 24.0

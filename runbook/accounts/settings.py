@@ -15,10 +15,10 @@ from typing import Any
 from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, Event, NSAError, checkpoint_step
 from nsa.toggles import TOGGLES, Value
 from runbook.accounts import Keeping, Workload, due, each_rank
+from runbook.errors import listed
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.folder.launch.shapes import is_number
 from runbook.records.evidence import RankLog
-from runbook.text import listed
 
 _CAP, _TIMEOUT = "NSA_DDP_BUCKET_MB", "NSA_PG_TIMEOUT_MIN"
 _MIB = 2**20

@@ -107,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except RunbookError as error:
+        from runbook.errors import with_program
         from runbook.files import typed_here
-        from runbook.text import with_program
 
         first, *others = (with_program(line, typed_here()) for line in error.lines)
         _tell(console, f"runbook: error: {first}", *others)

@@ -19,9 +19,8 @@ from runbook.cli._runs import (
     running_line,
 )
 from runbook.console import Console, marked, table_of
-from runbook.errors import ProgramExit, UsageError, choice_for
+from runbook.errors import ProgramExit, UsageError, choice_for, how_many
 from runbook.folder import RECORD_FILE, run_folders
-from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord

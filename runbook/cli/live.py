@@ -17,9 +17,8 @@ from runbook import DEFAULT_OUT
 from runbook.cli._parser import command
 from runbook.cli._runs import folder_of
 from runbook.console import Console
-from runbook.errors import ProgramExit, UsageError
+from runbook.errors import ProgramExit, UsageError, how_many
 from runbook.folder import EVENTS_FILE, OWN_FOLDER, is_going_on, run_folders
-from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.launch.watch.detectors import Anomaly

@@ -16,10 +16,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_OUT, DEFAULT_PLAN, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
+from runbook.errors import called_by, verdict_text
 from runbook.records.launch import Launch, LaunchResult, with_option
 from runbook.records.measurement import Measurement, Record, Scalar, Series, Table
 from runbook.records.outcome import Check, Outcome, Verdict, satisfies
-from runbook.text import called_by, verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
 # launch says of itself.

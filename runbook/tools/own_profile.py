@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from runbook.config import Profile, registry
 from runbook.config.extends import merged
 from runbook.config.load import load_profile, load_profile_document
-from runbook.errors import UsageError
+from runbook.errors import UsageError, how_many, in_one_line, listed, without_colors
 from runbook.files import LARGEST_TABLE_BYTES, page, read_bytes, shipped_data
 from runbook.folder import CONSOLE_LOG, OWN_FOLDER
 from runbook.folder.launch.documents import read_console
@@ -44,7 +44,6 @@ from runbook.records.own_trainer import (
     OwnTrainer,
     for_own,
 )
-from runbook.text import how_many, in_one_line, listed, without_colors
 
 if TYPE_CHECKING:
     import pandas as pd

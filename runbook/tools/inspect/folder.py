@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, VAL_CSV
-from runbook.errors import UsageError
+from runbook.errors import UsageError, listed
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch import heartbeat_files, whole_number
 from runbook.folder.launch.documents import name_below, read_json_object
@@ -22,7 +22,6 @@ from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.folder.launch.shapes import ENV, is_number, shaped
 from runbook.records import Launch, LaunchResult, RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
-from runbook.text import listed
 from runbook.tools.inspect import (
     Inspection,
     RankFacts,

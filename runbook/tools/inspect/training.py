@@ -20,6 +20,7 @@ import pandas as pd
 from runbook.accounts import Workload
 from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
+from runbook.errors import how_many
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.records import RankExit, Stop
 from runbook.records.evidence import RankLog, TrainingLog
@@ -35,7 +36,6 @@ from runbook.stats.throughput import (
     typical,
     warmup_cut,
 )
-from runbook.text import how_many
 from runbook.tools.inspect import Found, Remark, RemarkCode, RowsFacts, Segment, remarks_on
 
 _SMOOTH = 5
