@@ -20,6 +20,8 @@ from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError, not_one_line, option_meant, shown
 from runbook.folder import RECORD_FILE
 
+# The same letter wherever a command has the option; no other option has a letter (but -h).
+SHORT_FORMS = {"--profile": "-p", "--out": "-o", "--dry-run": "-n", "--quiet": "-q"}
 # A shell sets it when it asks what may follow (argcomplete's protocol).
 ASKED_BY_SHELL = "_ARGCOMPLETE"
 _COLUMNS = 100
@@ -28,11 +30,17 @@ _MOST_DIGITS = 15
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Texts as typed, in at most 100 columns."""
+    """Texts as typed, in at most 100 columns; `-p, --profile NAME` names the value once."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         options.setdefault("width", min(shutil.get_terminal_size().columns, _COLUMNS) - 2)
         super().__init__(prog, **options)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -55,6 +63,14 @@ class CommandParser(argparse.ArgumentParser):
         if action.option_strings and action.type is None and "" in arg_strings:
             raise argparse.ArgumentError(action, "expected a value, not ''")
         return super()._get_values(action, arg_strings)
+
+    def add_short_forms(self) -> None:
+        """Give every option of SHORT_FORMS that this command has its one letter."""
+        for long, short in SHORT_FORMS.items():
+            action = self._option_string_actions.get(long)
+            if action is not None:
+                action.option_strings = [short, *action.option_strings]
+                self._option_string_actions[short] = action
 
     def take(self, other: CommandParser, without: Sequence[str] = ()) -> None:
         """Give it the options of another one that it lacks, in groups of the same titles."""
@@ -95,7 +111,7 @@ class Command:
     instead: Mapping[str, str] = field(default_factory=dict)
 
     def parser(self, make: Callable[..., CommandParser] = CommandParser) -> CommandParser:
-        """The command's parser; --quiet, --json and --no-color mean the same everywhere."""
+        """The command's parser; -q, --json and --no-color mean the same everywhere."""
         parser = make(prog=f"runbook {self.name}", description=self.description, epilog=self.epilog)
         parser.instead = self.instead
         self.arguments(parser)
@@ -105,6 +121,7 @@ class Command:
             --quiet  no progress on stderr
             --no-color  no colors (same as NO_COLOR=1)"""
         option_table(texts)(group)
+        parser.add_short_forms()
         return parser
 
 
@@ -250,7 +267,7 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
         try:
             args, unknown = parser.parse_known_args(remaining)
         except argparse.ArgumentError as error:
-            problems.append(str(error).removeprefix("argument "))
+            problems.append(_long_form(str(error).removeprefix("argument ")))
             if (rest := _without(remaining, error)) is None:
                 raise UsageError(problems) from error
             remaining = rest
@@ -275,6 +292,11 @@ def _unknown_flags(argv: Sequence[str], parser: CommandParser) -> list[str]:
     return _unknown_problems(
         [word for word in flags if word.partition("=")[0] not in known], parser
     )
+
+
+def _long_form(message: str) -> str:
+    """The message by the option's long name: `--profile: ...`, not `-p/--profile: ...`."""
+    return re.sub(r"^-[a-z]/(?=--)", "", message)
 
 
 def _unknown_problems(unknown: Iterable[str], parser: CommandParser) -> list[str]:
@@ -320,9 +342,10 @@ def is_phase(word: str) -> bool:
 
 def _without(argv: list[str], error: argparse.ArgumentError) -> list[str] | None:
     """The words without the option that is wrong; None if it is no option."""
+    names = (error.argument_name or "").split("/")
     for index, word in enumerate(argv):
         name, equals, _ = word.partition("=")
-        if name == error.argument_name and name.startswith("-"):
+        if name in names and name.startswith("-"):
             # Like argparse: -1 and nothing in quotes are values, --one is the next option.
             values = [] if equals else argv[index + 1 : index + 2]
             taken = any(re.match(r"[^-]|-?$|-[0-9.]", value) for value in values)

@@ -21,6 +21,7 @@ import pytest
 import runbook
 from runbook import __version__
 from runbook.cli import COMMANDS, main
+from runbook.cli._parser import SHORT_FORMS
 from runbook.cli.run.observers import LogConsole
 from runbook.console import Console, drop, marked, rendered, table_of, whole
 from tests.cli.shell import inside
@@ -65,6 +66,17 @@ def test_help_names_every_command_with_examples_and_exit_codes(tmp_path: Path) -
     told = " ".join(ended.out.split())
     assert "0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (of the phases" in told
     assert "70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM" in told
+
+
+def test_the_short_forms_are_the_same_on_every_command() -> None:
+    seen = set()
+    for command in COMMANDS.values():
+        for action in command.parser()._actions:
+            short = [text for text in action.option_strings if not text.startswith("--")]
+            for long in set(action.option_strings) - set(short) - {"--help"}:
+                assert short == ([SHORT_FORMS[long]] if long in SHORT_FORMS else []), command.name
+                seen.add(long)
+    assert set(SHORT_FORMS) < seen
 
 
 @pytest.mark.parametrize(
