@@ -24,7 +24,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
         *(run.run, finished.report, finished.verify, run.launch),
         *(live.watch, trials.triage, finished.history, finished.inspect),
     ),
-    "other runs": (trials.init, trials.drill),
+    "other runs": (trials.init, run.nightly, trials.drill),
     "other answers": (*(finished.compare, finished.judge, finished.replay, finished.export),),
     "look up": (lists.phases, lists.profiles, lists.toggles),
 }

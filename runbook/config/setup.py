@@ -10,17 +10,22 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
 
 from runbook import FILE_AFTER
 from runbook.config import Profile
-from runbook.config.extends import is_file
+from runbook.config.extends import is_file, read_mapping, validated
 from runbook.config.load import load_profile_document
 from runbook.config.precedence import with_config, words
 from runbook.config.registry import Phase, PlanContext, select
 from runbook.config.settings import Settings, parse_settings
 from runbook.errors import UsageError
+from runbook.files import data_path
 from runbook.records import Launch, RunRecord
+from runbook.records.measurement import Record
 from runbook.records.own_trainer import for_own
 from runbook.records.run import PACKAGE, PACKAGE_PATH, Asked, Invocation, lasting
 
@@ -220,3 +225,18 @@ def setup_of_record(record: RunRecord, *, profile: Profile | None = None, named:
 def setup_to_resume(record: RunRecord) -> Setup:
     """The setup of a run that goes on, with its plan."""
     return with_launches(setup_of_record(record))
+
+
+class Nightly(Record):
+    """What the nightly compares with, changed by hand: a commit in full, the profile, and why."""
+
+    schema_version: Literal[1]
+    reference: str = Field(pattern=r"^[0-9a-f]{40}$")
+    profile: str = Field(min_length=1)
+    why: str = Field(min_length=1)
+
+
+def load_nightly(path: Path | None = None) -> Nightly:
+    """The pin in a file, or the shipped one. Raises UsageError with everything that is wrong."""
+    path = path or data_path("configs") / "nightly.yaml"
+    return validated(Nightly, read_mapping("nightly", path), str(path))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import py_compile
-import re
 import shutil
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,10 @@ import pytest
 import yaml
 
 from nsa.contract.digests import package_digest
+from runbook.cli import COMMANDS
+from runbook.cli._parser import parse_all
 from runbook.config.load import load_profile
-from runbook.config.setup import RunOptions
+from runbook.config.setup import RunOptions, load_nightly
 from runbook.engine.plan.prepare import prepare
 from runbook.errors import ProgramExit, UsageError
 from runbook.folder.manifest import check_manifest
@@ -29,6 +29,7 @@ from runbook.process.reaper import carriers
 from runbook.records import Outcome, RunRecord
 from tests.cli.shell import environment, inside
 from tests.engine.test_interrupt_and_resume import wait_for
+from tests.executed import note
 from tests.factory.programs import git, program
 
 ROOT = Path(__file__).parents[2]
@@ -37,16 +38,17 @@ JOB: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/nightly-gpu.yml"
 ]["runbook"]
 STEPS = {step["name"]: step for step in JOB["steps"] if "name" in step}
 NIGHT = STEPS["Run the night"]["run"]
-PINNED = STEPS["Run the night"]["env"]
-(PROFILE,) = re.findall(r"'(\w+)'", PINNED["PROFILE"])
 AN_HOUR = 60
 
 
 def test_the_job_has_time_for_every_launch_that_a_night_is_sure_to_have(tmp_path: Path) -> None:
     words = NIGHT.split()
     until_s = float(words[words.index("--preserve-status") + 1])
-    phases = words[words.index("--phase") + 1]
-    setup = prepare(RunOptions(phases=phases, profile=PROFILE, reference="HEAD", out=tmp_path))
+    setup = prepare(
+        RunOptions(
+            phases="all,regression", profile=load_nightly().profile, reference="HEAD", out=tmp_path
+        )
+    )
     sure = [launch.timeout_s for launch in setup.planned if not launch.conditional]
     assert 0 < sum(sure) <= until_s
     assert JOB["timeout-minutes"] == until_s / 60 + AN_HOUR < 24 * 60
@@ -59,14 +61,15 @@ def test_a_night_after_a_clean_checkout_sees_the_night_before(tmp_path: Path) ->
     clone, home, temporary = (tmp_path / name for name in ("clone", "home", "temporary"))
     subprocess.run(["git", "clone", "--quiet", "--shared", ROOT, clone], check=True)
     home.mkdir()
-    program(temporary / "venv/bin/runbook", f'exec {sys.executable} -m runbook "$@"')
+    short = '[ "$1" != nightly ] || set -- "$@" --reference HEAD'
+    script = f'{short}\nexec {sys.executable} -m runbook "$@"'
+    program(temporary / "venv/bin/runbook", script)
     variables = {
         **{name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ},
         "HOME": str(home),
         "RUNNER_TEMP": str(temporary),
         "PYTHONPATH": str(clone),
         "PROFILE": "cpu",
-        "REFERENCE": "HEAD",
         "NIGHTS": "",
         "GITHUB_OUTPUT": str(tmp_path / "outputs"),
     }
@@ -96,28 +99,38 @@ def test_a_night_after_a_clean_checkout_sees_the_night_before(tmp_path: Path) ->
     assert all(night.name in listed for night in nights) and nights[0] != nights[1]
     first = f"--out {out} --resume {nights[0].name}"
     limit = "timeout --foreground --preserve-status 20"
-    resumed = shell(f"{limit} {sys.executable} -m runbook run {first}")
+    resumed = shell(f"{limit} {sys.executable} -m runbook nightly {first}")
     assert resumed.returncode == 143 and nights[0].name in resumed.stderr, resumed.stderr
 
 
+NIGHTLY = COMMANDS["nightly"]
+
+
+def problems(*words: str) -> list[str]:
+    args, found = parse_all(NIGHTLY.parser(), list(words))
+    return [*found, *NIGHTLY.problems(args)]
+
+
 def test_the_pinned_commit_is_one_of_this_repository_and_its_profile_has_gpus() -> None:
-    assert load_profile(PROFILE).has_gpu
+    pinned = load_nightly()
+    assert load_profile(pinned.profile).has_gpu
     if commit_of(ROOT, "HEAD~50") is None:
         pytest.skip("a shallow clone, or none, has no older commits")
-    assert commit_of(ROOT, PINNED["REFERENCE"]) == PINNED["REFERENCE"]
+    assert commit_of(ROOT, pinned.reference) == pinned.reference
 
 
-def test_a_night_needs_commits_that_exist(tmp_path: Path) -> None:
-    options = RunOptions(phases="regression", profile="cpu", out=tmp_path)
-    with pytest.raises(UsageError, match="--reference nosuch: no such commit"):
-        prepare(replace(options, reference="nosuch"))
+def test_a_night_names_its_machine_and_needs_commits_that_exist(tmp_path: Path) -> None:
+    assert "a night names its machine" in problems("--profile", "auto")[0]
+    (wrong,) = problems("--profile", "cpu", "--reference", "nosuch", "--out", str(tmp_path))
+    assert "--reference nosuch: no such commit" in wrong
     with pytest.raises(UsageError, match="needs --reference COMMIT"):
-        prepare(options)
+        prepare(RunOptions(phases="regression", profile="cpu", out=tmp_path))
 
 
+@pytest.mark.executes("runbook nightly --dry-run")
 def test_the_dry_run_prints_both_checkouts_and_starts_nothing(tmp_path: Path) -> None:
     done = inside(
-        *("run", "--phase", "regression", "--profile", "cpu", "--reference", "HEAD"),
+        *("nightly", "--phase", "regression", "--profile", "cpu", "--reference", "HEAD"),
         *("--dry-run", "--out", str(tmp_path / "out")),
         cwd=ROOT,
     )
@@ -232,7 +245,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(clone: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "runbook", "run", "--quiet", *words],
+        [sys.executable, "-m", "runbook", "nightly", "--quiet", *words],
         cwd=clone,
         env=environment(PYTHONPATH=str(clone), OMP_NUM_THREADS="1"),
         stdout=subprocess.DEVNULL,
@@ -242,6 +255,7 @@ def start(clone: Path, *words: str) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.e2e
+@pytest.mark.executes("runbook nightly")
 def test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code(
     clone: Path, tmp_path: Path
 ) -> None:
@@ -258,7 +272,9 @@ def test_a_cancelled_night_is_readable_and_goes_on_with_each_sides_own_code(
     assert cut.interrupted and not (folder / commits.CHECKOUTS).exists()
     assert check_manifest(folder) == []
 
-    code = start(clone, "--resume", str(folder), "--out", str(out)).wait(timeout=500)
+    words = ("--resume", str(folder), "--out", str(out))
+    code = start(clone, *words).wait(timeout=500)
+    note(("runbook", "nightly", *words), code)
     record = RunRecord.model_validate_json((folder / "run.json").read_text())
     (phase,) = [one for one in record.phases if one.name == "regression"]
     wrong = [f"{one.id}: {one.reason}" for one in phase.checks if one.outcome is not Outcome.PASS]

@@ -294,4 +294,4 @@ def test_the_nightly_fetches_the_pinned_commit_and_gets_the_signal_of_a_cancelle
     assert "fetch-depth: 0" in text
     # `timeout` hands on the signals that it gets.
     limit = "timeout --foreground --preserve-status 54000"
-    assert f'run: exec {limit} "$RUNNER_TEMP/venv/bin/runbook" run ' in text
+    assert f'run: exec {limit} "$RUNNER_TEMP/venv/bin/runbook" nightly ' in text

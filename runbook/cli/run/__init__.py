@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -294,11 +295,16 @@ def _exit_code(record: RunRecord, *, partial_exit: int) -> int:
 _NO_PLAN = ("--phase", "--keep-going", "--protocol", "--aa", "--seed", "--reference", "--head")
 
 
-def _by_plan(parser: CommandParser) -> None:
+def _like_run(parser: CommandParser, without: Sequence[str] = ()) -> None:
     """The options of `runbook run` that the docstring does not tell."""
     theirs = CommandParser()
     run.arguments(theirs)
-    parser.take(theirs, _NO_PLAN)
+    parser.take(theirs, without)
+    parser.set_defaults(plan=parser.get_default("plan") or "")
+
+
+def _by_plan(parser: CommandParser) -> None:
+    _like_run(parser, _NO_PLAN)
     parser.set_defaults(phase=None)
 
 
@@ -377,5 +383,61 @@ def launch(args: argparse.Namespace, console: Console) -> int:
       runbook launch --profile cpu --steps-scale 0.02 --without-go     a rehearsal of a minute
     exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS (--until),
     70 internal error, 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
+    """
+    return run.run(args, console)
+
+
+_NIGHTLY_PHASES = "all,regression"
+
+
+def _nightly_problems(args: argparse.Namespace) -> list[str]:
+    """Everything wrong with the pin and with what `runbook run` is then given."""
+    from runbook.config.setup import load_nightly
+
+    if args.resume is not None:
+        # The night that goes on has its own; `run` objects to what is typed beside it.
+        return list(run.problems(args))
+    args.phase = args.phase or _NIGHTLY_PHASES
+    if not (args.profile and args.reference):
+        try:
+            pinned = load_nightly()
+        except UsageError as error:
+            return list(error.problems)
+        args.profile = args.profile or pinned.profile
+        args.reference = args.reference or pinned.reference
+    if args.profile != "auto":
+        return list(run.problems(args))
+    return ["--profile auto: a night names its machine; see `runbook profiles`"]
+
+
+@command(
+    "run all phases, then hold this commit against a pinned one",
+    json_help=run.json_help,
+    options={"profile": "", "reference": ""},
+    more=_like_run,
+    problems=_nightly_problems,
+)
+def nightly(args: argparse.Namespace, console: Console) -> int:
+    """Run all phases, then launch the commit of this checkout in turn with a pinned reference, each
+    from a clean checkout of its own, and say whether it is slower. The reference is pinned in
+    configs/nightly.yaml, which is changed by hand only. Everything else is as in `runbook run`.
+
+    what runs:
+      --phase LIST  what runs, as in `runbook run` (default: all,regression)
+      --profile NAME|FILE  the machine and its limits; a night names it, so that one without GPUs
+          cannot look like a good one (default: that of configs/nightly.yaml)
+
+    how it is measured:
+      --reference COMMIT  the commit to compare with (default: the one pinned in
+          configs/nightly.yaml)
+
+    examples:
+      runbook nightly                                     profile and reference as pinned
+      runbook nightly --dry-run                           the commands and how long they may take
+      runbook nightly --resume artifacts/NIGHT            go on with a night that was cut off
+      runbook nightly --phase preflight,regression --profile cpu --reference HEAD~1
+
+    A loss is FAIL only at the declared error after all rounds: see docs/trust.md.
+    exit codes: the same as of `runbook run`; a regression is NO-GO (1), no evidence INCOMPLETE (3)
     """
     return run.run(args, console)
