@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command
@@ -11,7 +13,9 @@ from runbook.console import Console, table_of
 from runbook.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    pass
+    from rich.console import RenderableType
+
+    from runbook.config import Profile
 
 
 @command("list the phases, the question of each, and whose results it uses")
@@ -41,19 +45,32 @@ def phases(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-@command("list the profiles, and which of them this machine gets")
+@command("list the profiles, or show one with the source of every number")
 def profiles(args: argparse.Namespace, console: Console) -> int:
-    """List the hardware profiles; `runbook run --profile NAME --dry-run` shows what one starts.
-    Its file has the source of every number, and so has each check of a report.
+    """List the hardware profiles, or show one: machine, limits and their sources.
+
+    options:
+      name [NAME]  a profile's name, or a .yaml file (default: list all)
 
     examples:
       runbook profiles
-      runbook profiles --json
+      runbook profiles a100x2_pcie4
+      runbook profiles ./mine.yaml --json
     """
+    from runbook.config.load import load_profile
+
+    if args.name is None:
+        _list_profiles(console)
+    else:
+        profile = load_profile(args.name)
+        console.tell(profile.model_dump(mode="json"), _of_profile(profile))
+    return 0
+
+
+def _list_profiles(console: Console) -> None:
     from runbook.config.load import load_profile, profile_names
     from runbook.machine.gpu import detect_profile
 
-    del args
     profiles = [load_profile(name) for name in profile_names()]
     try:
         chosen, reason = detect_profile()
@@ -74,7 +91,25 @@ def profiles(args: argparse.Namespace, console: Console) -> int:
     table = table_of(("PROFILE", "RANKS", "THROUGHPUT GATED", "MACHINE"), cells)
     note = f"* what --profile auto chooses here: {reason}"
     console.tell({"schema_version": 1, "auto": auto, "profiles": rows}, [table, note])
-    return 0
+
+
+def _of_profile(profile: Profile) -> Iterator[RenderableType]:
+    from runbook.config.load import limits_of
+
+    yield f"{profile.name}: {profile.title}"
+    yield f"config   {profile.config} (one GPU: {profile.config_single})"
+    yield f"branch   {profile.branch or 'any'}"
+    yield from (f"ranks    {profile.ranks}", "")
+    limits = [
+        (limit.spec.name, str(limit), "" if limit.gated else "shown only", limit.source)
+        for limit in limits_of(profile)
+    ]
+    yield table_of(("LIMIT", "VALUE", "", "SOURCE"), limits)
+    if profile.env:
+        rows = [(name, item.value, item.source) for name, item in sorted(profile.env.items())]
+        yield from ("", table_of(("VARIABLE", "VALUE", "SOURCE"), rows))
+    required = [(name,) for name in profile.required]
+    yield from ("", table_of((f"REQUIRED FOR A GO ({len(required)} checks)",), required))
 
 
 _WHO_READS = (
@@ -83,22 +118,58 @@ _WHO_READS = (
 )
 
 
+def _show_preset(name: str, console: Console) -> None:
+    """The preset's variables with meaning and requirement, and as lines to paste."""
+    from nsa.contract import CONFIG_VARIABLE
+    from runbook.config.extends import load_preset
+
+    preset = load_preset(name)
+    exports = [f"export {key}={shlex.quote(value)}" for key, value in preset.variables.items()]
+    if preset.config:
+        exports.append(f"export {CONFIG_VARIABLE}=configs/{preset.config}")
+    rows = [
+        {"name": key, "value": one.value, "requirement": one.source, "meaning": preset.meaning(key)}
+        for key, one in preset.env.items()
+    ]
+    document = {"schema_version": 1, "preset": preset.name, "title": preset.title}
+    more = {"variables": rows, "config": preset.config, "replaced": preset.replaced}
+    parts = [
+        f"{preset.name}: {preset.title} ({preset.source})",
+        f"typed as {' or '.join(preset.lines)}",
+        "",
+        table_of(
+            ("VARIABLE", "VALUE", "REQUIREMENT", "MEANING"), [tuple(row.values()) for row in rows]
+        ),
+    ]
+    if preset.replaced:
+        parts += ["", table_of(("DOCUMENTED", "HERE"), list(preset.replaced.items()))]
+    document |= {**more, "commands": preset.lines, "exports": exports}
+    console.tell(document, [*parts, "", *exports])
+
+
 @command("list every NSA_* variable with its meaning and its value in this shell")
 def toggles(args: argparse.Namespace, console: Console) -> int:
     """List every toggle: value in this shell, allowed values, meaning, and the requirement
     it serves. A trainer or `runbook watch` started by hand here reads these values, and
     so does `runbook run`: the shell goes over the profile, and --set NAME=value over the
-    shell. `arm` marks those that may change inside one launch.
+    shell. A preset is a set of variables that belong together.
+    `arm` marks those that may change inside one launch.
     A variable that is unknown or holds a bad value is an error (exit code 2).
 
     options:
+      --preset NAME  show the variables of a preset, and the lines that export them:
+          production, safe, tuned, unaccumulated or validated (default: every toggle)
       names NAME...  only these toggles (default: all)
 
     examples:
       runbook toggles
       runbook toggles NSA_DDP_BUCKET_MB NSA_DDP_COMPRESS
       NSA_DDP_BUCKET_MB=50 runbook toggles
+      runbook toggles --preset production
     """
+    if args.preset is not None:
+        _show_preset(args.preset, console)
+        return 0
     from nsa.contract import NSAError
     from nsa.toggles import TOGGLES as TABLE
     from nsa.toggles import parse_toggles

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, Field, ValidationError
 
 from nsa.strict_yaml import load_strict
+from nsa.toggles import TOGGLES
 from runbook.config import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean, meant, shown
@@ -193,19 +194,34 @@ def _fields_at(model: Any, location: tuple[int | str, ...]) -> list[str]:
 
 
 class Preset(Record):
-    """`config` is the trainer config that it is meant for, if not the profile's."""
+    """`config` is the trainer config that it is meant for, if not the profile's.
+
+    `replaced` says of variables that the documents type what stands in their place. `commands`
+    take it by its name, on a machine that it is for.
+    """
 
     schema_version: Literal[1]
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     title: str = Field(min_length=1)
     source: str = Field(min_length=1)
     config: str = ""
+    commands: tuple[str, ...] = Field(min_length=1)
     env: dict[str, Sourced]
+    replaced: dict[str, str] = Field(default_factory=dict)
 
     @property
     def variables(self) -> dict[str, str]:
         """The variables as an environment."""
         return {name: one.value for name, one in self.env.items()}
+
+    @property
+    def lines(self) -> list[str]:
+        """What is typed to train with it."""
+        return [f"runbook {command} --preset {self.name}" for command in self.commands]
+
+    def meaning(self, name: str) -> str:
+        """What a variable of it means: the toggle's own words, else what the preset says."""
+        return TOGGLES[name].meaning if name in TOGGLES else self.env[name].meaning
 
 
 def preset_names() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from runbook.cli._runs import find_run
 from runbook.config import registry
-from runbook.config.load import profile_names
+from runbook.config.load import load_profile, profile_names
 from runbook.engine.derive import render
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.manifest import load_record, record_text, write_manifest
@@ -123,3 +123,13 @@ def test_profiles_and_the_one_that_auto_takes(tmp_path: Path) -> None:
     assert ended.out.count("*") == 2
     assert f"{chosen} *" in ended.out
     assert ended.out.endswith(f"* what --profile auto chooses here: {document['auto']['reason']}\n")
+
+
+def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path) -> None:
+    profile = load_profile("a100x2_pcie4")
+    ended = inside("profiles", profile.name, cwd=tmp_path)
+    for limit_name, limit in profile.limits.items():
+        line = next(line for line in ended.out.splitlines() if line.split()[:1] == [limit_name])
+        assert f"{limit.value:g}" in line and line.endswith(limit.source)
+    for check in profile.required:
+        assert f"\n{check}" in ended.out

@@ -10,6 +10,7 @@ import yaml
 
 from nsa import contract
 from nsa.toggles import TOGGLES
+from runbook.cli import main
 from runbook.config import registry
 from runbook.config.extends import load_preset, preset_names
 from runbook.config.load import is_shipped, load_profile, profile_names
@@ -188,7 +189,7 @@ GIVEN = MANDATORY | FAST
 def test_every_variable_has_a_meaning_and_a_requirement(name: str) -> None:
     preset = load_preset(name)
     for variable, one in preset.env.items():
-        assert variable in TOGGLES or one.meaning, variable
+        assert preset.meaning(variable), variable
         wanted = "choice: " if one.value == "auto" else r"requirements? [A-Z]+\d"
         assert re.match(wanted, one.source), variable
 
@@ -223,6 +224,16 @@ def test_a_preset_with_another_config_is_held_to_its_own_workload(
     assert trained == {f"configs/{load_preset(name).config}"}
     run = prepare(RunOptions(**words, phases="baseline"))
     assert run.profile.workload == load_profile("a100x2_pcie4").workload
+
+
+def test_it_is_shown_with_lines_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["toggles", "--preset", "production"]) == 0
+    shown = capsys.readouterr().out
+    for name, value in MANDATORY.items():
+        assert f"export {name}={value}" in shown
+        assert name not in TOGGLES or TOGGLES[name].meaning in shown
+    assert "NSA_USE_FA2" in shown and "torch's SDPA" in shown
+    assert main(["toggles", "--preset", "fast"]) == 2
 
 
 # Plans: what a file says is what runs, and what is wrong with one is told at once.

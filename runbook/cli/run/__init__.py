@@ -176,8 +176,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
           repeatable; goes over this shell's variables, which go over the preset's and the profile's
           (default: none)
       --preset NAME  variables that belong together, over the profile's and under those of this
-          shell: production, safe, tuned, unaccumulated or validated, each with its reasons in
-          configs/presets/ (default: none)
+          shell: `runbook toggles --preset NAME` shows them, and the commands that take it
+          (default: none)
       --out DIR  each run gets a new folder here (default: artifacts)
       --resume RUN    go on with a run, its folder or id: where it was cut off; of a finished one,
           run again the phases of which a required check did not pass, keep what they left, and name
