@@ -22,7 +22,7 @@ from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
 from runbook.errors import how_many, listed
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.records import RankExit, Stop
+from runbook.records import LaunchResult, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement
 from runbook.stats.throughput import (
@@ -301,14 +301,13 @@ def account_remarks(
     log: TrainingLog | None,
     ranks: Sequence[RankLog],
     env: Mapping[str, Any] | None,
-    duration_s: float | None,
+    end: LaunchResult | None,
     *,
-    exits: Sequence[RankExit],
     gates: pd.DataFrame | None,
     val: pd.DataFrame | None,
     stop: Stop | None = None,
 ) -> Iterator[Found]:
-    """Every account that does not balance, or why none can be drawn.
+    """Every account that does not balance, or why none can be drawn; `end` is the launcher's.
 
     None is where every rank was ended by the planned `stop`.
     """
@@ -331,8 +330,8 @@ def account_remarks(
         env=env or {},
         gates=gates,
         val=val,
-        duration_s=duration_s,
-        exits=exits,
+        duration_s=(end.duration_s or None) if end else None,
+        exits=end.ranks if end else (),
     )
     short = len(log.frame) < FEWEST_CLOCKED
     for problem in unbalanced(sources).problems:
