@@ -57,7 +57,7 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
 
 @command(
     "render a run's report again",
-    json_help="the record: run.json as it is",
+    json_help="the record: run.json as it is (docs/run.schema.json)",
     problems=_unknown_format,
 )
 def report(args: argparse.Namespace, console: Console) -> int:
