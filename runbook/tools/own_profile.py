@@ -142,14 +142,15 @@ def guess(run_dir: Path, *, steps: int, pattern: str = "") -> tuple[LogMap, str]
     for log, path, whose in given or _candidates(run_dir, looked):
         lines = lines_of(read_bytes(path, LARGEST_TABLE_BYTES))[0]
         rows = tuple(RowReader(log).take_all(lines))
+        none = f"{log.path}: 0 rows"
         said = f"{log.path}: {len(rows)} rows" + (f", as {whose} writes them" if whose else "")
         odd = _why_not(log, rows, lines, steps)
-        if rows:
-            looked.setdefault(whose or log.path, f"{said}, but {odd}" if odd else said)
+        if (rows or not whose) and looked.get(whose or log.path, none) == none:
+            looked[whose or log.path] = f"{said}, but {odd}" if odd and rows else said
         if len(rows) >= _FEWEST and not odd:
             every = 1 if "step" in log.names else max(1, round(steps / len(rows)))
             return log.model_copy(update={"every": every}), said
-    found = "; ".join(looked.values()) or f"{CONSOLE}: 0 rows"
+    found = "; ".join(looked.values()) or "nothing was written"
     raise UsageError(
         f"no log with a loss was found in {run_dir} ({found})",
         hint=_NEEDS + page("your-trainer"),
