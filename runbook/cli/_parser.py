@@ -47,10 +47,9 @@ class CommandParser(argparse.ArgumentParser):
     """argparse without abbreviations, without exits on error, and with examples kept as typed."""
 
     def __init__(self, **options: Any) -> None:
-        options.setdefault("formatter_class", _HelpFormatter)
-        options.setdefault("allow_abbrev", False)
-        options["exit_on_error"] = False
-        super().__init__(**options)
+        width = min(shutil.get_terminal_size().columns, _COLUMNS) - 2
+        shape = partial(argparse.RawDescriptionHelpFormatter, width=width)
+        super().__init__(formatter_class=shape, allow_abbrev=False, exit_on_error=False, **options)
         # Options of other commands, and what this one has in their place.
         self.instead: Mapping[str, str] = {}
 

@@ -24,7 +24,7 @@ from runbook.folder import RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
-    from runbook.tools.export import History, MetricRow, RunRow
+    from runbook.tools.export import MetricRow, RunRow
     from runbook.tools.replay.judge import ReplayRecord
 
 _DEFAULT_FORMAT = "terminal"
@@ -57,7 +57,7 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
 
 @command(
     "render a run's report again",
-    json_help="the record: run.json as it is",
+    json_help="the record: run.json as it is (docs/run.schema.json)",
     problems=_unknown_format,
 )
 def report(args: argparse.Namespace, console: Console) -> int:
@@ -247,11 +247,11 @@ def history(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(
             f"no folder {args.out}/", hint="`runbook run` creates it, --out names another"
         )
-    found = read_history(args.out)
+    runs, numbers = read_history(args.out)
     if args.metric is None:
-        _show_runs(console, found.runs)
+        _show_runs(console, runs)
     else:
-        _show_metric(console, args, found)
+        _show_metric(console, args, numbers)
     return 0
 
 
@@ -276,12 +276,12 @@ def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
     console.tell(document, [table_of(header, cells, styled=3)])
 
 
-def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
+def _show_metric(console: Console, args: argparse.Namespace, numbers: Sequence[MetricRow]) -> None:
     from runbook.records.measurement import json_ready
 
-    rows = history.metric(args.metric)
+    rows = [one for one in numbers if one.name == args.metric]
     if not rows:
-        names = history.names
+        names = sorted({one.name for one in numbers})
         known = choice_for(args.metric, names) if names else "; no run has recorded any"
         raise UsageError(f"no metric {args.metric!r} in {args.out}/{known}")
     header = ("STARTED", "RUN", "PROFILE", "ON", "VERDICT", "OUTCOME", "VALUE", "N", "SOURCE")

@@ -16,8 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
 from runbook.config import Profile, registry
 from runbook.config.extends import merged
 from runbook.config.load import load_profile, load_profile_document
@@ -32,7 +30,6 @@ from runbook.launch.end import last_words
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.measurement import Record
 from runbook.records.own_trainer import (
     CONSOLE,
     OUT,
@@ -90,17 +87,11 @@ def _marked(words: Sequence[str], flag: str, mark: str) -> list[str]:
     return changed
 
 
-class KnownLog(Record):
-    """Lines on the console of one public trainer; the fields are those of the file."""
-
-    trainer: str
-    pattern: str
-
-
 _DATA = shipped_data("trainers/known_logs")
 # What columns are called elsewhere; the first that is there is taken.
 NAMES: Mapping[str, Sequence[str]] = _DATA["columns"]
-KNOWN = TypeAdapter(tuple[KnownLog, ...]).validate_python(_DATA["trainers"])
+# What a row on the console of a public trainer looks like, by its name.
+KNOWN: Mapping[str, str] = _DATA["trainers"]
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|nan|inf"
 _STEP = r"(?i)\b(?:step|iter(?:ation)?|update)\b\W{0,8}(?P<step>\d+)"
 # The step as `[5/30]` or `5/30`; not of a date, nor of a progress bar, which is drawn over.
@@ -117,14 +108,6 @@ _COUNTED = rf"(?i)^(?!.*\d:\d\d<){_LOSS}"
 # What stands behind a step, and what says that it is one of the whole run.
 _TOTAL = re.compile(r" */ *(\d+)")
 _NAMES_STEP, _NAMES_EPOCH = re.compile(r"(?i)\b(?:step|iter|update)"), re.compile(r"(?i)\bepoch")
-
-
-def _by_pattern() -> Iterator[tuple[LogMap, str]]:
-    """Maps of consoles with whose lines they are, the surest first; "" for nobody's."""
-    for known in KNOWN:
-        yield LogMap(pattern=known.pattern), known.trainer
-    for pattern in (*_UNKNOWN, _COUNTED):
-        yield LogMap(pattern=pattern), ""
 
 
 def _by_columns(path: str, fields: Sequence[str]) -> LogMap | None:
@@ -218,11 +201,12 @@ def _candidates(run_dir: Path, looked: dict[str, str]) -> Iterator[tuple[LogMap,
                 shown = in_one_line(listed(fields, _SHOWN_FIELDS)) or "none"
                 looked[name] = f"{below}: no loss among its columns ({shown})"
     console = run_dir / CONSOLE_LOG
-    known = [(log, console, whose) for log, whose in _by_pattern()]
-    yield from (one for one in known if one[2])
+    for trainer, pattern in KNOWN.items():
+        yield LogMap(pattern=pattern), console, trainer
     if log := _by_columns(CONSOLE, _fields(console)):
         yield log, console, ""
-    yield from (one for one in known if not one[2])
+    for pattern in (*_UNKNOWN, _COUNTED):
+        yield LogMap(pattern=pattern), console, ""
 
 
 def _header(path: Path) -> list[str]:

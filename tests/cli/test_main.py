@@ -131,14 +131,6 @@ def test_what_the_machine_refuses_is_no_defect(
         assert capsys.readouterr().err == f"runbook: error: artifacts/x: {refused.strerror}\n"
 
 
-def test_a_folder_that_hides_a_package_of_ours_is_named(tmp_path: Path) -> None:
-    (tmp_path / "phases").mkdir()
-    (tmp_path / "phases/__init__.py").write_text("raise SystemExit(1)")
-    ended = started("profiles", cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert (ended.code, ended.out) == (2, "")
-    assert f"error: {tmp_path / 'phases'} hides this program's phases: rename it" in ended.err
-
-
 def test_a_module_that_ends_the_program_says_no_no_go(tmp_path: Path) -> None:
     (tmp_path / "yaml.py").write_text("raise SystemExit(1)")
     assert started("profiles", cwd=tmp_path, PYTHONPATH=str(tmp_path)).code == 70

@@ -23,23 +23,22 @@ from tests.factory.tables import table
 from tests.own.runs import document, judged, launched, profile_of
 
 LINES = yaml.safe_load(Path(__file__).with_name("known_logs.yaml").read_text("utf-8"))
-PATTERNS = {known.trainer: known.pattern for known in KNOWN}
 
 
 def row_of(trainer: str, line: str) -> dict[str, float] | None:
-    row = RowReader(LogMap(pattern=PATTERNS[trainer])).take(line.encode())
+    row = RowReader(LogMap(pattern=KNOWN[trainer])).take(line.encode())
     return None if row is None else dict(row)
 
 
 def test_every_trainer_that_is_known_has_a_line_here() -> None:
-    assert PATTERNS.keys() == LINES.keys()
+    assert KNOWN.keys() == LINES.keys()
 
 
 @pytest.mark.parametrize("trainer", LINES)
 def test_a_line_says_what_its_writer_meant_and_is_nobody_elses(trainer: str) -> None:
     line, said = LINES[trainer]["line"], LINES[trainer]["said"]
     assert row_of(trainer, line) == row_of(trainer, f"[default0]:{line}\r") == said
-    assert [other for other in PATTERNS if row_of(other, line)] == [trainer]
+    assert [other for other in KNOWN if row_of(other, line)] == [trainer]
 
 
 @pytest.mark.parametrize("trainer", LINES)
@@ -69,7 +68,7 @@ def test_whose_log_it_is_is_told(trainer: str, tmp_path: Path) -> None:
     rows = [line.replace(f" {step}", f" {int(step) + number}", 1) for number in range(4)]
     (tmp_path / "console.log").write_text("\n".join(["some words", *rows, ""]))
     log, told = guess(tmp_path, steps=4)
-    assert (log.pattern, told) == (PATTERNS[trainer], f"console: 4 rows, as {trainer} writes them")
+    assert (log.pattern, told) == (KNOWN[trainer], f"console: 4 rows, as {trainer} writes them")
 
 
 def test_a_table_of_lightning(tmp_path: Path) -> None:

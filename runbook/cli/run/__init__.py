@@ -228,7 +228,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
       runbook run --resume RUN                         go on, or run again what did not pass
       timeout --foreground 480 runbook run            end it in time; --resume RUN goes on
 
-    The result goes to stdout, progress to stderr.
+    The result goes to stdout, progress to stderr. How often a decision errs: docs/trust.md.
     exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,
     129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
     """

@@ -20,9 +20,9 @@ import pandas as pd
 from runbook.accounts import Workload
 from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
-from runbook.errors import how_many
+from runbook.errors import how_many, listed
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.records import RankExit, Stop
+from runbook.records import LaunchResult, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND, Measurement
 from runbook.stats.throughput import (
@@ -285,16 +285,14 @@ def _segment_remarks(segments: tuple[Segment, ...]) -> Iterator[Found]:
         return
     first = segments[0]
     again = [one for one in segments[1:] if one.first_step <= first.first_step + first.every]
-    spans = "; ".join(
-        f"steps {one.first_step}-{one.last_step} ({one.rows} rows)" for one in segments[:8]
-    )
-    more = f"; and {len(segments) - 8} more" if len(segments) > 8 else ""
+    all_of_them = [f"steps {s.first_step}-{s.last_step} ({s.rows} rows)" for s in segments]
+    spans = listed(all_of_them, 8, between="; ")
     if again:
-        yield RemarkCode.MIXED_RUNS, f"{len(again) + 1} runs in one file: {spans}{more}"
+        yield RemarkCode.MIXED_RUNS, f"{len(again) + 1} runs in one file: {spans}"
     if elsewhere := len(segments) - 1 - len(again):
         text = (
             f"steps go back or repeat at {elsewhere} places without a restart: two writers, "
-            f"or a run resumed into the same file ({spans}{more})"
+            f"or a run resumed into the same file ({spans})"
         )
         yield RemarkCode.STEPS_NOT_INCREASING, text
 
@@ -303,14 +301,13 @@ def account_remarks(
     log: TrainingLog | None,
     ranks: Sequence[RankLog],
     env: Mapping[str, Any] | None,
-    duration_s: float | None,
+    end: LaunchResult | None,
     *,
-    exits: Sequence[RankExit],
     gates: pd.DataFrame | None,
     val: pd.DataFrame | None,
     stop: Stop | None = None,
 ) -> Iterator[Found]:
-    """Every account that does not balance, or why none can be drawn.
+    """Every account that does not balance, or why none can be drawn; `end` is the launcher's.
 
     None is where every rank was ended by the planned `stop`.
     """
@@ -333,8 +330,8 @@ def account_remarks(
         env=env or {},
         gates=gates,
         val=val,
-        duration_s=duration_s,
-        exits=exits,
+        duration_s=(end.duration_s or None) if end else None,
+        exits=end.ranks if end else (),
     )
     short = len(log.frame) < FEWEST_CLOCKED
     for problem in unbalanced(sources).problems:
