@@ -18,12 +18,12 @@ from phases.training import require_sound, toggles_row, training_rows
 from phases.training.as_planned import effect_problem
 from phases.training.plausible import alike
 from runbook.config.registry import Judgement, PlanContext
+from runbook.errors import listed
 from runbook.folder.facts import device_facts, env_facts, other_work, unlike
 from runbook.records import Launch, Reason
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 from runbook.stats import Decision
 from runbook.stats.launches import LEVEL_RUNS, below_level, loss_shown
-from runbook.text import listed
 
 _COMPRESS = "NSA_DDP_COMPRESS"
 _NAMED = 3

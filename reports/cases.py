@@ -22,11 +22,11 @@ from xml.etree import ElementTree as ET
 
 from reports.text import check_value, limit_text
 from reports.view import ReportView, build_view
+from runbook.errors import printable
 from runbook.files import utc_seconds
 from runbook.folder import RESULT_JSON
 from runbook.records import Check, Confidence, Measurement, Reason, RunRecord, Verdict
 from runbook.records.run import TAKES_OUT, Report, Screen
-from runbook.text import printable
 
 
 class Status(StrEnum):

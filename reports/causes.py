@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from reports.text import check_value, limit_text
 from runbook.config.precedence import SHELL, Given, given
+from runbook.errors import how_many, listed
 from runbook.records import (
     THE_RUN,
     Check,
@@ -33,7 +34,6 @@ from runbook.records import (
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.measurement import STEP
 from runbook.records.run import edited
-from runbook.text import how_many, listed
 
 _SHOWN_PATHS = 3
 _SHOWN_ROWS = 3

@@ -32,6 +32,7 @@ from reports.text import (
 )
 from reports.view import build_view, permit_of, run_folder
 from runbook.config.precedence import told
+from runbook.errors import counted
 from runbook.files import shipped_data
 from runbook.records import (
     Check,
@@ -45,7 +46,6 @@ from runbook.records import (
 )
 from runbook.records.measurement import MIB_PER_GIB, Scalar, plain_number
 from runbook.records.run import Report, Screen
-from runbook.text import counted
 
 # What a reader looks for first stands on top of the page.
 _TILES = 4

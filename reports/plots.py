@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from reports.text import limit_text, one_line, value_text
+from runbook.errors import listed
 from runbook.records import (
     Check,
     LaunchEntry,
@@ -25,7 +26,6 @@ from runbook.records import (
     Window,
 )
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
-from runbook.text import listed
 
 WIDTH = 360.0
 # Of the page's font, in drawing units; enough to keep words apart.

@@ -13,10 +13,10 @@ from reports.causes import Cause
 from reports.text import bound_text, check_value, export_line, limit_text, one_line
 from reports.view import STEPS, ReportView, build_view, permit_of
 from runbook.console import rendered, style_of, table_of, whole
+from runbook.errors import how_many, with_program
 from runbook.records import Check, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.measurement import duration_text
 from runbook.records.run import Report, Screen, Step
-from runbook.text import how_many, with_program
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup, escape
 
+from runbook.errors import printable, short_caveat
 from runbook.records import Check, Comparator, LaunchResult, Measurement, Outcome, Reason
 from runbook.records.measurement import duration_text, plain_number
-from runbook.text import printable, short_caveat
 
 if TYPE_CHECKING:
     from jinja2 import Environment

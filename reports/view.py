@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from reports.causes import Cause, causes_of, without
 from reports.text import one_line
 from runbook.engine.starting import left_open
+from runbook.errors import how_many, listed, short_caveat
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.measurement import WORST_FIRST
 from runbook.records.run import Step
-from runbook.text import how_many, listed, short_caveat
 
 _SHORT_COMMIT = 7
 # What a line with the first of them begins with, and one with the second.

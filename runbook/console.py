@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
-from runbook.text import in_one_line, printable, typed_in
+from runbook.errors import in_one_line, printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -315,7 +315,7 @@ class Console:
 
     def _write(self, stream: TextIO, text: str) -> None:
         try:
-            stream.write(typed_in(text, stream.encoding))
+            stream.write(text)
             stream.flush()
         except OSError as error:
             # A pipe whose reader ended, or a terminal that was closed.

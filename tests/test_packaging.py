@@ -15,7 +15,7 @@ import yaml
 
 from runbook.cli import COMMANDS
 from runbook.cli._parser import parse_all
-from runbook.files import page
+from runbook.files import data_path
 from tests.factory.programs import program
 
 ROOT = Path(__file__).parents[1]
@@ -66,7 +66,8 @@ def test_inputs_reach_the_program_as_they_are_and_its_exit_code_the_job(
 
 def test_every_page_that_the_program_names_is_in_the_wheel() -> None:
     """Comments are for a checkout: of a module the words that it prints, of the playbook all."""
-    named = set(re.findall(r"docs/([\w-]+)\.md", (ROOT / "phases/kit/playbook.yaml").read_text()))
+    page_of = re.compile(r"docs/([\w.-]+\.(?:md|json))")
+    named = set(page_of.findall((ROOT / "phases/kit/playbook.yaml").read_text()))
     for path in (
         one for name in ("runbook", "phases", "reports") for one in ROOT.glob(f"{name}/**/*.py")
     ):
@@ -78,14 +79,14 @@ def test_every_page_that_the_program_names_is_in_the_wheel() -> None:
                 and isinstance(node.value, str)
                 and node.value not in modules
             ):
-                named |= set(re.findall(r"docs/([\w-]+)\.md", node.value))
+                named |= set(page_of.findall(node.value))
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "page":
-                named.add(ast.literal_eval(node.args[0]))
+                named.add(f"{ast.literal_eval(node.args[0])}.md")
     wheel = TOOL["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    pages = {Path(path).stem: place for path, place in wheel.items() if path.startswith("docs/")}
+    pages = {Path(path).name: place for path, place in wheel.items() if path.startswith("docs/")}
     assert pages.keys() == named
-    assert set(pages.values()) == {f"runbook/_data/docs/{name}.md" for name in named}
-    assert all(Path(page(name)).samefile(ROOT / f"docs/{name}.md") for name in named)
+    assert set(pages.values()) == {f"runbook/_data/docs/{name}" for name in named}
+    assert all((data_path("docs") / name).samefile(ROOT / "docs" / name) for name in named)
 
 
 def test_the_containers_python_is_one_that_is_claimed_and_torch_that_of_the_constraints() -> None:

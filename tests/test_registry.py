@@ -90,7 +90,7 @@ def test_two_packages_with_one_phase_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "words"), [("phases", ("phases",)), ("reports", ("report", "--format", "md"))]
+    ("package", "words"), [("phases", ("phases",)), ("reports", ("report",)), ("nsa", ("toggles",))]
 )
 def test_a_folder_that_hides_a_package_of_ours_is_refused_and_not_run(
     package: str, words: tuple[str, ...], tmp_path: Path
@@ -99,7 +99,7 @@ def test_a_folder_that_hides_a_package_of_ours_is_refused_and_not_run(
     (tmp_path / package / "__init__.py").write_text("raise SystemExit('foreign code ran')\n")
     refused = start(*words, path=str(tmp_path))
     assert refused.code == 2
-    assert f"package '{package}' comes from {tmp_path}/{package}, not from {HOME}" in refused.err
+    assert f"{tmp_path}/{package} hides this program's {package}: rename it" in refused.err
     assert "foreign code ran" not in refused.err
 
 

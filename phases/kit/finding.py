@@ -10,9 +10,9 @@ from typing import Any
 from nsa.contract import HEARTBEATS
 from phases.kit import table
 from runbook.config import Limit
+from runbook.errors import listed
 from runbook.records import Confidence, LaunchStatus, Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
-from runbook.text import listed
 
 
 @dataclass

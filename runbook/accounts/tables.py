@@ -18,11 +18,11 @@ from nsa.toggles import TOGGLES, Value
 from runbook.accounts import COPY_TOLERANCE, Keeping, Workload, apart, due, each_rank
 from runbook.accounts.clocks import joined
 from runbook.accounts.model import from_host_tolerance
+from runbook.errors import listed
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.folder.launch.shapes import is_number
 from runbook.records import RankExit
 from runbook.records.evidence import RankLog
-from runbook.text import listed
 
 if TYPE_CHECKING:
     import pandas as pd

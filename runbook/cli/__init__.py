@@ -6,15 +6,14 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from inspect import cleandoc
 from pathlib import Path
 
 from runbook import __version__
-from runbook.cli import finished, lists, live, questions, run, trials
-from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, docstring, is_phase, parse_all
+from runbook.cli import finished, lists, live, run, trials
+from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, is_phase, parse_all
 from runbook.cli._runs import print_next
-from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant
 from runbook.files import data_path, near
@@ -22,12 +21,12 @@ from runbook.files import data_path, near
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
     "what most people need": (
-        *(run.run, finished.report, finished.verify, launch.launch),
-        *(live.watch, trials.triage, finished.history, questions.inspect),
+        *(run.run, finished.report, finished.verify, run.launch),
+        *(live.watch, trials.triage, finished.history, finished.inspect),
     ),
-    "other runs": (trials.init, launch.nightly, trials.drill),
-    "other answers": (*(finished.compare, finished.judge, questions.replay, questions.export),),
-    "look up": (lists.phases, lists.profiles, lists.toggles, lists.schema),
+    "other runs": (trials.init, run.nightly, trials.drill),
+    "other answers": (*(finished.compare, finished.judge, finished.replay, finished.export),),
+    "look up": (lists.phases, lists.profiles, lists.toggles),
 }
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
@@ -86,7 +85,7 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
         "\n".join([f"{title}:", *(f"  {one.name:<{_WIDTH}}  {one.help}" for one in commands)])
         for title, commands in groups.items()
     ]
-    text = cleandoc(docstring(overview)).replace("COMMANDS", "\n\n".join(blocks), 1)
+    text = cleandoc(overview.__doc__ or "").replace("COMMANDS", "\n\n".join(blocks), 1)
     return text.replace("DOCS", near(data_path("docs")), 1)
 
 
@@ -108,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(words)
     except RunbookError as error:
+        from runbook.errors import with_program
         from runbook.files import typed_here
-        from runbook.text import with_program
 
         first, *others = (with_program(line, typed_here()) for line in error.lines)
         _tell(console, f"runbook: error: {first}", *others)
@@ -126,14 +125,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         _tell(console, f"runbook: error: this process may have no more memory{what}")
         return ProgramExit.USAGE
     except SystemExit as error:
-        # A module that ends the program while it is imported: 1 would mean NO-GO.
-        if not (hidden := _in_place_of(error)):
+        # --help ends with 0; a module that ends the program while it is imported, with any code.
+        if not error.code:
             raise
-        _tell(console, f"runbook: error: {hidden}")
-        return ProgramExit.USAGE
+        return _defect(console, error)
     except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means NO-GO
-        refused = _refused(error) if isinstance(error, OSError) else ""
-        if not (refused or (refused := _in_place_of(error))):
+        if not (isinstance(error, OSError) and (refused := _refused(error))):
             return _defect(console, error)
         _tell(console, f"runbook: error: {refused}")
         return ProgramExit.USAGE
@@ -149,40 +146,17 @@ def _refused(error: OSError) -> str:
     return f"{error.filename or 'the system'}: {error.strerror or error}"
 
 
-def _in_place_of(error: BaseException) -> str:
-    """Which file of PYTHONPATH, or of this folder, hides a package; empty if none does."""
-    given = map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
-    folders = {one.absolute() for one in (*given, Path())} - {Path(__file__).resolve().parents[2]}
-    for name, file in _imported(error):
-        folder = Path(file.removesuffix("/__init__.py")).parent
-        if folder not in folders:
-            continue
-        # Only here: --help ends with an exception too, and imports nothing heavy.
-        from importlib.machinery import PathFinder
+def _hidden() -> str:
+    """Which of our packages another one hides, as a folder of that name here; empty if none is."""
+    from importlib.util import find_spec
 
-        others = [path for path in sys.path if Path(path or ".").absolute() != folder]
-        known = name in sys.stdlib_module_names or PathFinder.find_spec(name, others)
-        if known:
-            told = f"{type(error).__name__}: {error}"
-            hint = f"rename it, or take {folder} off PYTHONPATH"
-            return f"{told}: {name} is {file} here, which hides the package of that name: {hint}"
+    home = Path(__file__).resolve().parents[2]
+    for name in ("nsa", "phases", "reports"):
+        found = find_spec(name)
+        where = next(iter((found and found.submodule_search_locations) or ()), "nowhere")
+        if Path(where).resolve() != home / name:
+            return f"{where} hides this program's {name}: rename it, or take it off PYTHONPATH"
     return ""
-
-
-def _imported(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Packages that the error is about, and those whose import it ended, each with its file."""
-    about = error.name if isinstance(error, ImportError) else ""
-    if isinstance(error, AttributeError):
-        about = getattr(error.obj, "__name__", "")
-    name = str(about or "").partition(".")[0]
-    if file := getattr(sys.modules.get(name), "__file__", None):
-        yield name, str(Path(file).absolute())
-    step = error.__traceback__
-    while step is not None:
-        frame, step = step.tb_frame, step.tb_next
-        if frame.f_code.co_name == "<module>":
-            name = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-            yield name, str(Path(frame.f_code.co_filename).absolute())
 
 
 def _tell(console: Console, *lines: str) -> None:
@@ -193,7 +167,7 @@ def _tell(console: Console, *lines: str) -> None:
         drop(sys.stderr)
 
 
-def _defect(console: Console, error: Exception) -> int:
+def _defect(console: Console, error: BaseException) -> int:
     import tempfile
     import traceback
 
@@ -235,6 +209,8 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _run_command(command: Command, words: list[str]) -> int:
+    if hidden := _hidden():
+        raise UsageError(hidden)
     args, problems = parse_all(command.parser(), words)
     from runbook.checkout import share_packages
 

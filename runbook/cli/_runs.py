@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
 from runbook.console import Console
-from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean
+from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, listed
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
-from runbook.text import listed
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -118,8 +117,8 @@ class Found:
 
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
+    from runbook.errors import called_by
     from runbook.files import typed_here
-    from runbook.text import called_by
 
     found = look(Path(DEFAULT_OUT))
     console.result(f"{'machine':<{_LABEL}}{_machine()}")

@@ -1,28 +1,31 @@
-"""Commands on finished runs: `report`, `verify`, `judge`, `compare` and `history`."""
+"""What lies on a disk, asked and told: finished runs, any run directory, a hand-written report."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command
+from runbook.cli._parser import command, file_problems
 from runbook.cli._runs import (
     find_run,
+    folder_of,
     load_told,
     print_reports,
+    refuse_changed,
     running_line,
 )
-from runbook.console import Console, table_of
-from runbook.errors import ProgramExit, UsageError, choice_for
+from runbook.console import Console, marked, table_of
+from runbook.errors import ProgramExit, UsageError, choice_for, how_many
 from runbook.folder import RECORD_FILE, run_folders
-from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
-    from runbook.tools.export import History, MetricRow, RunRow
+    from runbook.tools.export import MetricRow, RunRow
+    from runbook.tools.replay.judge import ReplayRecord
 
 _DEFAULT_FORMAT = "terminal"
 
@@ -54,7 +57,7 @@ def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> N
 
 @command(
     "render a run's report again",
-    json_help="the record: run.json as it is",
+    json_help="the record: run.json as it is (docs/run.schema.json)",
     problems=_unknown_format,
 )
 def report(args: argparse.Namespace, console: Console) -> int:
@@ -244,16 +247,16 @@ def history(args: argparse.Namespace, console: Console) -> int:
         raise UsageError(
             f"no folder {args.out}/", hint="`runbook run` creates it, --out names another"
         )
-    found = read_history(args.out)
+    runs, numbers = read_history(args.out)
     if args.metric is None:
-        _show_runs(console, found.runs)
+        _show_runs(console, runs)
     else:
-        _show_metric(console, args, found)
+        _show_metric(console, args, numbers)
     return 0
 
 
 def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
-    from runbook.records.measurement import duration_text, plain_number
+    from runbook.records.measurement import duration_text, json_ready, plain_number
 
     cells = [
         (
@@ -269,16 +272,16 @@ def _show_runs(console: Console, rows: Sequence[RunRow]) -> None:
         for row in rows
     ]
     header = ("STARTED", "RUN", "PROFILE", "VERDICT", "REQUIRED PASSED", "TOOK", "TOK/S", "")
-    document = {"schema_version": 2, "runs": [asdict(row) for row in rows]}
+    document = json_ready({"schema_version": 2, "runs": [asdict(row) for row in rows]})
     console.tell(document, [table_of(header, cells, styled=3)])
 
 
-def _show_metric(console: Console, args: argparse.Namespace, history: History) -> None:
+def _show_metric(console: Console, args: argparse.Namespace, numbers: Sequence[MetricRow]) -> None:
     from runbook.records.measurement import json_ready
 
-    rows = history.metric(args.metric)
+    rows = [one for one in numbers if one.name == args.metric]
     if not rows:
-        names = history.names
+        names = sorted({one.name for one in numbers})
         known = choice_for(args.metric, names) if names else "; no run has recorded any"
         raise UsageError(f"no metric {args.metric!r} in {args.out}/{known}")
     header = ("STARTED", "RUN", "PROFILE", "ON", "VERDICT", "OUTCOME", "VALUE", "N", "SOURCE")
@@ -301,3 +304,107 @@ def _cells(row: MetricRow) -> tuple[str, ...]:
         str(row.n),
         row.path or "-",
     )
+
+
+@command("judge any run directory, read-only: what it holds and what is suspicious")
+def inspect(args: argparse.Namespace, console: Console) -> int:
+    """Judge a run directory without changing it: which runs its training.csv holds, which
+    window its numbers come from, and everything suspicious. Reads this trainer's format
+    and the older one: no header, step,loss,lr,toks_per_s, a row every k steps.
+
+    options:
+      directory DIR  a run's directory or id, or one CSV file
+
+    examples:
+      runbook inspect artifacts/m7c_125m_2xa100_prod
+      runbook inspect old/training.csv
+    exit codes: 0 nothing suspicious, 1 suspicious, 2 usage, 3 too little to say
+    """
+    from runbook.tools.inspect import inspection_parts
+    from runbook.tools.inspect.folder import inspect_path
+
+    inspection = inspect_path(folder_of(args.directory))
+    console.tell(inspection.document(), inspection_parts(inspection))
+    return inspection.exit_code
+
+
+@command("judge a hand-written table of results by the same rules")
+def replay(args: argparse.Namespace, console: Console) -> int:
+    """Judge the numbers of a report (phases, arms, rows and configs, in YAML) by the
+    rules of a run, and list every contradiction with the rule it breaks. The reports
+    that this program replaces are shipped: report_v4 and first_report.
+
+    options:
+      file FILE.yaml  a file, or the name of a shipped one
+
+    examples:
+      runbook replay report_v4
+      runbook replay my_report.yaml --json
+    exit codes: 0 GO, 1 NO-GO, 2 usage, 3 INCOMPLETE
+    """
+    from runbook.tools.replay import load_report
+    from runbook.tools.replay.judge import judge_report
+
+    report, path, sha256 = load_report(args.file)
+    judgement = judge_report(report)
+    document = {"schema_version": 2, "file": str(path), "sha256": sha256}
+    console.tell(document | judgement.model_dump(mode="json"), _lines(judgement, path, console))
+    return judgement.verdict.exit_code
+
+
+def _lines(judgement: ReplayRecord, path: Path, console: Console) -> Iterator[str]:
+    claim = f"  {judgement.title} (the report says {judgement.claimed_verdict})"
+    yield marked("", judgement.verdict.value, claim, color=console.color_out)
+    yield from (f"judged from {path}; {judgement.source}", "")
+    yield how_many(len(judgement.contradictions), "contradiction")
+    for number, item in enumerate(judgement.contradictions, start=1):
+        yield f"{number:3}. {item.rule} [{item.phase}] {item.outcome.value}"
+        yield f"     claimed: {item.claimed}"
+        yield f"     found:   {item.found}"
+        yield f"     rule:    {item.rule_text}"
+
+
+def _export_problems(args: argparse.Namespace) -> list[str]:
+    if args.to.suffix not in (".csv", ".prom"):
+        return [f"--to {args.to}: ends in neither .csv nor .prom, which say what is written"]
+    return file_problems("--to", args.to)
+
+
+@command(
+    "write a run's numbers as CSV or for Prometheus",
+    json_help="the path that was written, as one JSON document on stdout",
+    options={"to": {"required": True}},
+    problems=_export_problems,
+)
+def export(args: argparse.Namespace, console: Console) -> int:
+    """Write the numbers of a run (see docs/exporting.md). Changes nothing in the run.
+
+    FILE.csv   a row for each number: value, unit, n, spread, limit, outcome, file, digest
+    FILE.prom  for node_exporter's textfile collector, replaced at once: the verdict, each required
+               check, every number and every limit; needs the package prometheus-client:
+               pip install 'nsa-runbook[prometheus]'
+
+    options:
+      run_name [RUN]
+      --out DIR
+      --to FILE  FILE.csv or FILE.prom, outside of the run (default: none, needed)
+
+    examples:
+      runbook export --to numbers.csv                          the newest run
+      runbook export --to /var/lib/node_exporter/runbook.prom
+      runbook export 20261121T010203Z-840303b --to numbers.csv
+    exit codes: 0 written; 2 usage, or run.json changed since the run: nothing is written
+    """
+    from runbook.files import write_atomic, written_to
+    from runbook.tools.export import csv_text, numbers_of, prometheus_text
+
+    folder = find_run(args.run_name, args.out)
+    record, why = load_told(folder, console)
+    refuse_changed(folder, why, "nothing is exported of it")
+    is_table = args.to.suffix == ".csv"
+    text = csv_text(numbers_of(record)) if is_table else prometheus_text(record)
+    with written_to("--to", args.to):
+        write_atomic(args.to, text)
+    document = {"schema_version": 2, "run_id": record.run_id, "written": str(args.to)}
+    console.tell(document, [str(args.to)])
+    return ProgramExit.GO

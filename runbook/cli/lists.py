@@ -1,12 +1,12 @@
-"""Commands that list what there is: `phases`, `profiles`, `toggles` and `schema`."""
+"""Commands that list what there is: `phases`, `profiles` and `toggles`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shlex
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command
 from runbook.console import Console, table_of
@@ -212,34 +212,3 @@ def _shown(value: object) -> str:
     if isinstance(value, bool):
         return str(int(value))
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-@command(
-    "print the JSON Schema of run.json, of a run's events, or of a profile",
-    json_help="accepted, but a schema is always JSON",
-    options={"document": {"choices": ("run", "events", "profile"), "default": "run"}},
-)
-def schema(args: argparse.Namespace, console: Console) -> int:
-    """Print the JSON Schema of a document that this program writes or reads.
-
-    options:
-      document [run|events|profile]  run: run.json (the default); events: a line of
-          `run --output-format json`; profile: a profile's YAML
-
-    examples:
-      runbook schema > run.schema.json
-      runbook schema events
-      runbook schema profile
-    """
-    from runbook.config import Profile
-    from runbook.launch.observer import events_schema
-    from runbook.records import RunRecord
-
-    draft = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    schemas: dict[str, Callable[[], dict[str, Any]]] = {
-        "run": lambda: RunRecord.model_json_schema(),
-        "events": events_schema,
-        "profile": lambda: Profile.model_json_schema(),
-    }
-    console.json_document(draft | schemas[args.document]())
-    return 0

@@ -5,27 +5,30 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, replace
+from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
 from runbook.cli._parser import command
 from runbook.cli._runs import folder_of
 from runbook.console import Console
-from runbook.errors import ProgramExit, UsageError
-from runbook.text import how_many
+from runbook.errors import ProgramExit, UsageError, how_many
+from runbook.folder import EVENTS_FILE, OWN_FOLDER, is_going_on, run_folders
 
 if TYPE_CHECKING:
     from runbook.launch.watch.detectors import Anomaly
     from runbook.launch.watch.watchdog import Thresholds
-    from runbook.tools.screen import Screen
-    from runbook.tools.watch import RankStack
+    from runbook.tools.watch import RankStack, Screen
 
 
 _REDRAW_S = 2.0
 _SAY_EVERY_S = 30.0
+_LOOK_EVERY_S = 1.0
 
 
 def _problems(args: argparse.Namespace) -> list[str]:
@@ -78,7 +81,6 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     """
     from nsa.contract import LATEST_LINK
     from runbook.launch.watch.watchdog import Budgets, Thresholds
-    from runbook.tools.screen import launch_name, newest, watched
 
     named = args.directory or Path(DEFAULT_OUT) / LATEST_LINK
     if args.stacks:
@@ -111,6 +113,95 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     return view.code
 
 
+def watched(
+    folder: Path, *, interval_s: float, within_s: float, tell: Callable[[str], None]
+) -> Iterator[tuple[Path, Callable[[], bool]]]:
+    """The launches below a folder or behind a link, and what says that one of them was left.
+
+    It is always the one that wrote last. A run that goes on there has a next one to wait for; else
+    it ends with the launch. Where there is none yet, or a folder of runs has none that goes on, it
+    waits `within_s` at most. Raises UsageError if no run has begun by then.
+    """
+    from runbook.tools.watch import is_over
+
+    place, seen = newest(folder), set[Path]()
+    if place and is_over(place) and folder.resolve() in (run_of(place) or place).parents:
+        seen.add(place)
+    if place is None or seen:
+        why = f"{place} is over" if place else "nothing has written there yet"
+        tell(f"waiting for a run to begin in {folder}, {within_s:g} s at most: {why}")
+    deadline, begun = monotonic() + within_s, False
+    while True:
+        on, place = _goes_on(folder), newest(folder)
+        if place and place not in seen:
+            seen.add(place)
+            yield place, partial(_has_left, folder, seen, on)
+            begun = True
+        elif begun and not on:
+            return
+        elif not on and monotonic() > deadline:
+            raise UsageError(
+                f"no run has begun in {folder} within {within_s:g} s",
+                hint="start the run, then watch its own directory",
+            )
+        else:
+            sleep(min(interval_s, _LOOK_EVERY_S))
+
+
+def newest(folder: Path) -> Path | None:
+    """The directory that wrote rows or heartbeats last: the folder's own, or one below it.
+
+    A trainer of one's own writes into a folder of its launch.
+    """
+    from nsa.contract import HEARTBEATS, TRAINING_CSV
+
+    found = []
+    for path in _below(folder, 3, TRAINING_CSV, HEARTBEATS.glob(), OWN_FOLDER):
+        with suppress(FileNotFoundError):  # its launch is kept aside meanwhile
+            found.append((path.stat().st_mtime, path.parent))
+    return max(found)[1].resolve() if found else None
+
+
+def folders_of_ranks(folder: Path) -> list[Path]:
+    """Directories with heartbeats: the one that is named, or all of a run's launches."""
+    from nsa.contract import HEARTBEATS
+
+    beats = _below(folder, 2, HEARTBEATS.glob())
+    return sorted({path.parent.resolve() for path in beats})  # once, with a link `latest` too
+
+
+def _below(folder: Path, depth: int, *names: str) -> Iterator[Path]:
+    """What has one of these names in the folder, or below it in so many; asked at each look."""
+    for place, folders, files in os.walk(root := folder.resolve(), followlinks=True):
+        found = (one for one in (*folders, *files) if any(fnmatch(one, name) for name in names))
+        yield from (Path(place, one) for one in found)
+        if len(Path(place).parts) - len(root.parts) == depth:
+            folders.clear()
+
+
+def _goes_on(folder: Path) -> bool:
+    """Does a run go on whose next launch would be found there?"""
+    run = run_of(folder.resolve())
+    out = run.parent if run and folder.is_symlink() else folder
+    return any(is_going_on(one) for one in (folder, *run_folders(out)))
+
+
+def _has_left(folder: Path, seen: set[Path], went_on: bool) -> bool:
+    """Has a launch written that was not looked at, or has the run ended that went on?"""
+    return newest(folder) not in seen or (went_on and not _goes_on(folder))
+
+
+def run_of(place: Path) -> Path | None:
+    """The folder of the run to which a launch's folder belongs."""
+    return next((one for one in place.parents if (one / EVENTS_FILE).is_file()), None)
+
+
+def launch_name(place: Path) -> str:
+    """`production/leg1 of 20261125T030838Z-def662f`; of a launch by hand its path."""
+    run = run_of(place)
+    return f"{place.relative_to(run).as_posix()} of {run.name}" if run else str(place)
+
+
 class _View:
     """What is told of the run directories that are looked at."""
 
@@ -140,7 +231,7 @@ class _View:
 
     def read_once(self, folder: Path) -> None:
         """The screen as it is now."""
-        from runbook.tools.screen import Screen, launch_name
+        from runbook.tools.watch import Screen
 
         screen = Screen(folder, self.limits)
         found = screen.look()
@@ -155,17 +246,16 @@ class _View:
 
         What is not watched is told once it trains or is over.
         """
-        from runbook.tools.screen import Screen
+        from runbook.tools.watch import Screen
 
-        screen = Screen(folder, self.limits)
-        show = _shower(self.console, screen)
+        screen, self._said_at = Screen(folder, self.limits), -_SAY_EVERY_S
         screen.ranks.update()
         while True:
             over = screen.over or left()
             self._read(screen, screen.look(), blind=over or screen.trains)
             if screen.over and not over:
                 continue  # what it wrote last is read before its end is shown
-            show()
+            self._show(screen)
             if over:
                 break
             screen.ranks.wait(interval_s)
@@ -173,24 +263,16 @@ class _View:
             self.console.progress("")
         self.rows += screen.monitor.readings.rows_read
 
-
-def _shower(console: Console, screen: Screen) -> Callable[[], None]:
-    """The screen redrawn on a terminal; in a pipe one line at most every half minute."""
-    said_at = -_SAY_EVERY_S
-
-    def show() -> None:
-        nonlocal said_at
-        if console.is_live:
-            console.draw(*screen.lines())
-        elif monotonic() - said_at >= _SAY_EVERY_S or screen.over:
-            said_at = monotonic()
-            console.progress(screen.status())
-
-    return show
+    def _show(self, screen: Screen) -> None:
+        """The screen redrawn on a terminal; in a pipe one line at most every half minute."""
+        if self.console.is_live:
+            self.console.draw(*screen.lines())
+        elif monotonic() - self._said_at >= _SAY_EVERY_S or screen.over:
+            self._said_at = monotonic()
+            self.console.progress(screen.status())
 
 
 def _stacks(console: Console, named: Path) -> int:
-    from runbook.tools.screen import folders_of_ranks
     from runbook.tools.watch import live_stacks
 
     folders = folders_of_ranks(folder_of(named))

@@ -260,13 +260,7 @@ def _cells(row: DrillRow) -> tuple[str, ...]:
     )
 
 
-_EXIT = {
-    "found": ProgramExit.GO,
-    "nothing_helped": ProgramExit.NO_GO,
-    "flaky": ProgramExit.INCOMPLETE,
-    "not_reproduced": ProgramExit.INCOMPLETE,
-    "interrupted": ProgramExit.INCOMPLETE,
-}
+_EXIT = {"found": ProgramExit.GO, "nothing_helped": ProgramExit.NO_GO}
 
 
 @command(
@@ -314,7 +308,7 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     rows = [(r.name, r.outcome, r.source, r.detail) for r in triage.steps]
     table = table_of(("STEP", "OUTCOME", "SOURCE", "WHAT HAPPENED"), rows)
     console.tell(triage.document(), [table, f"finding: {triage.finding}", *triage.exports])
-    return _EXIT[triage.outcome]
+    return _EXIT.get(triage.outcome, ProgramExit.INCOMPLETE)
 
 
 def _target(args: argparse.Namespace) -> Target:

@@ -9,13 +9,11 @@ plan makes its own phases from. Where launches run, `runbook.launch.launcher_api
 
 from __future__ import annotations
 
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
-from pathlib import Path
 from typing import ClassVar
 
 from runbook import DEFAULT_LAUNCHER
@@ -317,11 +315,7 @@ def known_limits(
 
 @lru_cache(maxsize=8)
 def installed(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of a group, none twice, all from where their distribution is.
-
-    Raises RunbookError if there is none, if a name comes twice, or if a folder of the same name
-    hides one of our packages: its code would run in place of this program's.
-    """
+    """The entry points of a group. Raises RunbookError if there is none, or one comes twice."""
     found = _entry_points(group)
     if not found:
         raise RunbookError(
@@ -335,8 +329,6 @@ def installed(group: str) -> tuple[EntryPoint, ...]:
         if len(same) > 1:
             homes = " and ".join(f"{_owner(entry)} ({entry.value})" for entry in same)
             problems.append(f"{group} {name!r} is installed twice: {homes}; uninstall one")
-    ours = {entry.module.partition(".")[0] for entry in found if _owner(entry) == DISTRIBUTION}
-    problems += [text for package in sorted(ours) if (text := _hidden(package))]
     if problems:
         raise RunbookError("; ".join(problems))
     return tuple(found)
@@ -360,19 +352,6 @@ def _owner(entry: EntryPoint) -> str:
 def _name_of(distribution: Distribution) -> str:
     """Its name, for which its whole METADATA is read."""
     return str(distribution.name)
-
-
-def _hidden(package: str) -> str:
-    """What hides a package of ours, without running it; an empty text if nothing does."""
-    spec = importlib.util.find_spec(package)
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    if any(Path(place).resolve().parent == HOME for place in places[:1]):
-        return ""
-    where = places[0] if places else "nowhere"
-    return (
-        f"package {package!r} comes from {where}, not from {HOME}; start `runbook` outside that "
-        "folder and without PYTHONPATH, or reinstall nsa-runbook in a virtual environment"
-    )
 
 
 def report_files() -> dict[str, str]:

@@ -14,14 +14,13 @@ from runbook.engine.earlier.standing import require_standing
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
 from runbook.engine.starting import extend, follows_plan, keep_aside, left_open, repeat
-from runbook.errors import RunbookError, UsageError
+from runbook.errors import RunbookError, UsageError, listed
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, Journal
 from runbook.folder.facts import read_facts
 from runbook.folder.manifest import artifact_problems, evidence_problems, read_manifest
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
-from runbook.text import listed
 
 _NOT_FINISHED = (LaunchStatus.INTERRUPTED, LaunchStatus.PREEMPTED, LaunchStatus.NOT_RUN)
 

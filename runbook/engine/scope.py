@@ -16,11 +16,11 @@ from runbook.config import Profile, registry
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.plan import load_plan, needing_go, with_plan
 from runbook.config.settings import Settings, parse_settings, word
+from runbook.errors import OF_ONES_OWN
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.own_trainer import UNCHECKED, OwnTrainer
 from runbook.records.run import NODE_NAMES, Ran
-from runbook.text import OF_ONES_OWN
 
 _MODEL = ("model", "nsa")
 

@@ -16,7 +16,7 @@ from nsa.contract.digests import damage, identity_of
 from runbook.config.plan import needing_go
 from runbook.config.registry import Phase, report_files, select
 from runbook.config.setup import Setup
-from runbook.errors import RunbookError, UsageError
+from runbook.errors import RunbookError, UsageError, listed
 from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, Journal
 from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.records import (
@@ -30,7 +30,6 @@ from runbook.records import (
     satisfies,
 )
 from runbook.records.run import Repeated
-from runbook.text import listed
 
 # Ends that say nothing about the next start of the same command are not among them: a time limit, a
 # signal from outside.

@@ -18,6 +18,7 @@ import psutil
 from nsa.contract.digests import package_digest
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.config.settings import environment_notes, environment_problems
+from runbook.errors import listed
 from runbook.folder.facts import finish, recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
@@ -26,7 +27,6 @@ from runbook.machine.host import DEFAULT_RENDEZVOUS_PORT, Seen, TorchFacts, ask_
 from runbook.machine.identity import package_folders
 from runbook.process import NO_VARIABLES, run_tool
 from runbook.records.evidence import Fact
-from runbook.text import listed
 
 _HOST = "host.json"
 _OBSERVED_S = 0.25

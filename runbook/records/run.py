@@ -16,6 +16,7 @@ from typing import Any, Literal
 from pydantic import Field, TypeAdapter
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_OUT, DEFAULT_PLAN, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
+from runbook.errors import called_by, verdict_text
 from runbook.records.launch import Launch, LaunchResult
 from runbook.records.measurement import (
     Check,
@@ -27,7 +28,6 @@ from runbook.records.measurement import (
     Verdict,
     satisfies,
 )
-from runbook.text import called_by, verdict_text
 
 # Under this name a record's environment keeps the digest of the package under test, which every
 # launch says of itself.

@@ -149,11 +149,9 @@ def prometheus_text(record: RunRecord) -> str:
 
     registry = CollectorRegistry()
     for name, help, samples in _families(record):
-        # Of equal series the first one stays.
-        series = {tuple(labels.items()): (labels, value) for labels, value in samples[::-1]}
         names = list(samples[0][0]) if samples else []
         gauge = Gauge(f"runbook_{name}", help, names, registry=registry if samples else None)
-        for labels, value in reversed(series.values()):
+        for labels, value in reversed(samples):  # of equal series the first one stays
             (gauge.labels(**labels) if labels else gauge).set(value)
     return generate_latest(registry).decode()
 
@@ -167,7 +165,8 @@ def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
     numbers = numbers_of(record)
     yield "run_info", "The run that the other metrics are about.", [(about, 1.0)]
     yield "verdict", "1 for the verdict of the run, 0 for the others.", verdicts
-    yield "required_check_passed", "1 if satisfied as a GO needs it, else 0.", _required(record)
+    required = [({"check": name}, float(passed)) for name, passed in _required(record).items()]
+    yield "required_check_passed", "1 if satisfied as a GO needs it, else 0.", required
     yield "end_timestamp_seconds", "When it ended.", [] if end is None else [({}, end)]
     # Several launches may give one measurement each: the file tells their series apart.
     values = [
@@ -188,14 +187,11 @@ def _labels(number: MetricRow, *names: str) -> dict[str, str]:
     return {name: getattr(number, name) for name in names}
 
 
-def _required(record: RunRecord) -> list[_Sample]:
-    found: dict[str, list[bool]] = {}
-    for check in record.checks():
-        found.setdefault(check.id, []).append(satisfies(check))
-    return [
-        ({"check": name}, float(all(found.get(name, [False]))))
-        for name in dict.fromkeys(record.required)
-    ]
+def _required(record: RunRecord) -> dict[str, bool]:
+    """Of each required check: is it there, and every row of it satisfied?"""
+    rows = record.checks()
+    there, failed = {one.id for one in rows}, {one.id for one in rows if not satisfies(one)}
+    return {name: name in there - failed for name in record.required}
 
 
 _AS_RECORDED = ("run_id", "profile", "started_at", "interrupted")
@@ -232,33 +228,18 @@ class RunRow:
         return tuple(text for text in (self.problem, cut, flaky) if text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class History:
-    """The runs of a folder, oldest first, and their numbers in the same order."""
+def read_history(out_dir: Path) -> tuple[list[RunRow], list[MetricRow]]:
+    """The runs of a folder, oldest first, and their numbers in the same order; a link is none.
 
-    runs: tuple[RunRow, ...]
-    metrics: tuple[MetricRow, ...]
-
-    def metric(self, name: str) -> list[MetricRow]:
-        """One metric through all runs; a name that occurs twice in a run is two rows."""
-        return [row for row in self.metrics if row.name == name]
-
-    @property
-    def names(self) -> list[str]:
-        """Every metric that a run has."""
-        return sorted({row.name for row in self.metrics})
-
-
-def read_history(out_dir: Path) -> History:
-    """Read every run of a folder; a link is none. Raises OSError if a folder cannot be read."""
+    Raises OSError if a folder cannot be read.
+    """
     folders = [
         folder
         for folder in run_folders(out_dir)
         if (folder / RECORD_FILE).is_file() and not folder.is_symlink()
     ]
     read = sorted(map(_read, folders), key=lambda one: (one[0].started_at, one[0].folder))
-    metrics = (row for _, rows in read for row in rows)
-    return History(runs=tuple(run for run, _ in read), metrics=tuple(metrics))
+    return [run for run, _ in read], [row for _, rows in read for row in rows]
 
 
 def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
@@ -277,9 +258,8 @@ def _read(folder: Path) -> tuple[RunRow, list[MetricRow]]:
 
 
 def _run_row(folder: Path, record: RunRecord) -> RunRow:
-    checks = {check.id: check for check in record.checks()}
-    required = set(record.required)
-    rates = (c.measurement for name, c in checks.items() if name.endswith(".throughput"))
+    required = _required(record)
+    rates = (one.measurement for one in record.checks() if one.id.endswith(".throughput"))
     rate = next((one for one in rates if one and one.unit == TOKENS_PER_SECOND), None)
     # One that goes on has no verdict yet, whatever its record so far would be.
     running = running_text(folder)
@@ -289,18 +269,9 @@ def _run_row(folder: Path, record: RunRecord) -> RunRow:
         said=running or record.said,
         commit_sha=record.environment.get("git.sha", ""),
         duration_s=sum(phase.duration_s for phase in record.phases),
-        throughput=None if rate is None else _finite(rate.value),
+        throughput=None if rate is None else _number(rate.value),
         flaky=sum(len(phase.flaky) for phase in record.phases),
         required=len(required),
-        passed=sum(name in checks and satisfies(checks[name]) for name in required),
+        passed=sum(required.values()),
         **{name: getattr(record, name) for name in _AS_RECORDED},
     )
-
-
-def _finite(value: object) -> float | None:
-    """The number, or the one that a text is, if it is finite."""
-    try:
-        number = float(str(value))
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None

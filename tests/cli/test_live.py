@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from runbook.cli import main
+from runbook.cli import live, main
+from runbook.cli.live import watched
 from runbook.errors import UsageError
 from runbook.launch.watch import RankWatch
-from runbook.tools import screen
-from runbook.tools.screen import watched
 from tests.cli.shell import inside
 from tests.factory import files
 
@@ -42,7 +41,7 @@ def test_a_watchdog_that_is_started_before_the_trainer_waits_for_it(
     folder = tmp_path / "artifacts/m7c_125m_2xa100_prod"
     if before:
         launched(folder, "20260101T000000Z-abc")
-    monkeypatch.setattr(screen, "sleep", lambda _: launched(folder, "20260102T000000Z-def"))
+    monkeypatch.setattr(live, "sleep", lambda _: launched(folder, "20260102T000000Z-def"))
     assert main(["watch", str(folder), "--halt", "1", "--interval", "30"]) == 0
     said = capsys.readouterr().err
     why = f"{folder}/20260101T000000Z-abc is over" if before else "nothing has written there yet"
@@ -111,7 +110,7 @@ def test_the_launches_of_a_run_are_watched_one_after_the_other(
         else:
             journal.close()
 
-    monkeypatch.setattr(screen, "sleep", go_on)
+    monkeypatch.setattr(live, "sleep", go_on)
     assert main(["watch", str(tmp_path / "latest"), "--interval", "0.1"]) == 0
     said = [line for line in capsys.readouterr().err.splitlines() if "warning" not in line]
     effect = "anomalies are only reported; --halt stops the run at one"

@@ -161,7 +161,7 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "events.schema.json"
 
 
 def test_the_published_schema_is_current() -> None:
-    """`runbook schema events > docs/events.schema.json` after every change of an event."""
+    """`python scripts/schemas.py` writes it after every change of an event."""
     document = json.loads(SCHEMA.read_text())
     assert document.pop("$schema") == "https://json-schema.org/draft/2020-12/schema"
     assert document == json.loads(json.dumps(events_schema()))

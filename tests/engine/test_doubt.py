@@ -155,11 +155,11 @@ def test_runs_are_listed_oldest_first_with_their_verdicts(tmp_path: Path) -> Non
         store(tmp_path, name, made, started_at=f"2026-11-{day}T00:00:00Z")
     (tmp_path / "latest").symlink_to(tmp_path / "r3")
     (tmp_path / "odd" / "run.json").mkdir(parents=True)
-    listed = [(one.run_id, one.verdict, one.passed) for one in read_history(tmp_path).runs]
+    listed = [(one.run_id, one.verdict, one.passed) for one in read_history(tmp_path)[0]]
     assert listed == [("r1", "NO-GO", 2), ("r2", "INCOMPLETE", 1), ("r3", "GO", 4)]
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "run.json").write_text('{"verdict": "GO"}')
-    (bad,) = (row for row in read_history(tmp_path).runs if row.folder == "bad")
+    (bad,) = (row for row in read_history(tmp_path)[0] if row.folder == "bad")
     told = "run.json is not a run record of this version: tool_version"
     assert bad.verdict == "" and bad.problem.startswith(told)
     assert "r1   a100x2_pcie4  NO-GO" in inside("history", "--out", ".", cwd=tmp_path).out

@@ -18,28 +18,27 @@ from runbook.folder.launch.own_log import RowReader
 from runbook.records import Check, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.own_trainer import LogMap
-from runbook.tools.own_rows import KNOWN, guess
+from runbook.tools.own_profile import KNOWN, guess
 from tests.factory.tables import table
 from tests.own.runs import document, judged, launched, profile_of
 
 LINES = yaml.safe_load(Path(__file__).with_name("known_logs.yaml").read_text("utf-8"))
-PATTERNS = {known.trainer: known.pattern for known in KNOWN}
 
 
 def row_of(trainer: str, line: str) -> dict[str, float] | None:
-    row = RowReader(LogMap(pattern=PATTERNS[trainer])).take(line.encode())
+    row = RowReader(LogMap(pattern=KNOWN[trainer])).take(line.encode())
     return None if row is None else dict(row)
 
 
 def test_every_trainer_that_is_known_has_a_line_here() -> None:
-    assert PATTERNS.keys() == LINES.keys()
+    assert KNOWN.keys() == LINES.keys()
 
 
 @pytest.mark.parametrize("trainer", LINES)
 def test_a_line_says_what_its_writer_meant_and_is_nobody_elses(trainer: str) -> None:
     line, said = LINES[trainer]["line"], LINES[trainer]["said"]
     assert row_of(trainer, line) == row_of(trainer, f"[default0]:{line}\r") == said
-    assert [other for other in PATTERNS if row_of(other, line)] == [trainer]
+    assert [other for other in KNOWN if row_of(other, line)] == [trainer]
 
 
 @pytest.mark.parametrize("trainer", LINES)
@@ -69,19 +68,16 @@ def test_whose_log_it_is_is_told(trainer: str, tmp_path: Path) -> None:
     rows = [line.replace(f" {step}", f" {int(step) + number}", 1) for number in range(4)]
     (tmp_path / "console.log").write_text("\n".join(["some words", *rows, ""]))
     log, told = guess(tmp_path, steps=4)
-    assert (log.pattern, told) == (PATTERNS[trainer], f"console: 4 rows, as {trainer} writes them")
+    assert (log.pattern, told) == (KNOWN[trainer], f"console: 4 rows, as {trainer} writes them")
 
 
-@pytest.mark.parametrize(
-    ("name", "whose"), [("metrics.csv", ", as Lightning writes them"), ("other.csv", "")]
-)
-def test_a_table_of_lightning(name: str, whose: str, tmp_path: Path) -> None:
+def test_a_table_of_lightning(tmp_path: Path) -> None:
     folder = tmp_path / "own" / "lightning_logs" / "version_0"
     folder.mkdir(parents=True)
-    (folder / name).write_text("epoch,step,train_loss\n0,0,4.1\n0,1,4.0\n0,2,3.9\n")
+    (folder / "metrics.csv").write_text("epoch,step,train_loss\n0,0,4.1\n0,1,4.0\n0,2,3.9\n")
     log, told = guess(tmp_path, steps=3)
     assert log.columns == {"loss": "train_loss", "step": "step"}
-    assert told == f"{{out}}/**/{name}: 3 rows{whose}"
+    assert told == "{out}/**/metrics.csv: 3 rows"
 
 
 def found(folder: Path, line: str, *, every: int = 1, steps: int = 30) -> tuple[LogMap, str]:

@@ -19,8 +19,7 @@ from runbook.launch.observer import Observer, Pulse
 from runbook.launch.watch.live_status import LiveStatus, held_mib
 from runbook.records import Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import HeartbeatMap, LogMap, OwnTrainer
-from runbook.tools.own_profile import is_running_mean, templated
-from runbook.tools.own_rows import guess
+from runbook.tools.own_profile import guess, is_running_mean, templated
 from tests.factory import records
 from tests.factory.tables import table
 

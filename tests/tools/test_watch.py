@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import pytest
 
 from runbook.cli import main
+from runbook.cli.live import newest
 from runbook.launch.watch.watchdog import Thresholds
 from runbook.process import process_state
-from runbook.tools.screen import Screen, newest
-from runbook.tools.watch import Watcher, live_stacks
+from runbook.tools.watch import Screen, live_stacks
 from tests.factory import files
 
 TOKEN = "ab12ab12ab12ab12"
@@ -69,8 +69,8 @@ def test_a_stall_is_found_with_stacks_and_halted(
     os.kill(ranks[1].pid, signal.SIGSTOP)
     while process_state(ranks[1].pid) != "T":
         time.sleep(0.01)
-    watcher = Watcher(tmp_path, Thresholds(heartbeat_stall_s=300))
-    reader = Watcher(tmp_path, Thresholds(heartbeat_stall_s=300, halt=False))
+    watcher = Screen(tmp_path, Thresholds(heartbeat_stall_s=300))
+    reader = Screen(tmp_path, Thresholds(heartbeat_stall_s=300, halt=False))
     assert watcher.look() == reader.look() == []
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 301)
     monkeypatch.setattr("runbook.tools.watch.time", later)

@@ -16,11 +16,11 @@ from runbook.console import Console
 from runbook.engine.plan.prepare import Needs, needs_of
 from runbook.engine.plan.progress import Estimate, estimate, pace_of_the_go
 from runbook.engine.scope import departures
+from runbook.errors import how_many
 from runbook.files import page
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
 from runbook.records.measurement import duration_text
-from runbook.text import how_many
 
 if TYPE_CHECKING:
     from runbook.config.registry import Phase

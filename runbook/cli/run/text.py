@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Self
 from nsa.contract import Phase
 from runbook import __version__
 from runbook.console import Console, marked
+from runbook.errors import how_many, in_one_line
 from runbook.files import near
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import (
@@ -24,7 +25,6 @@ from runbook.records import (
     RunRecord,
 )
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
-from runbook.text import how_many, in_one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -22,7 +22,7 @@ from runbook.config.plan import FREE_KEYS
 from runbook.config.settings import Settings
 from runbook.engine.derive import journal_problems
 from runbook.engine.verify import of_the_machine
-from runbook.errors import RunbookError, UsageError
+from runbook.errors import RunbookError, UsageError, listed
 from runbook.files import write_atomic
 from runbook.folder import ACCEPTED_JSON, DEVICES_BEFORE_JSON, EVENTS_FILE, RECORD_FILE
 from runbook.folder.facts import (
@@ -50,7 +50,6 @@ from runbook.records import LaunchEntry, RunRecord
 from runbook.records.evidence import AcceptedRun, AcceptedRuns
 from runbook.stats.launches import LEVEL_WINDOW
 from runbook.stats.throughput import StatisticsError, effective
-from runbook.text import listed
 
 FREE_VARIABLES = frozenset({"NSA_TB_DISABLE", "NSA_DISABLE_CSV_LOGS", "NSA_DISABLE_AUX_STATS"})
 NAMED = 3

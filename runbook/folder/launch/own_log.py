@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from runbook.errors import without_colors
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.folder import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER
 from runbook.folder.launch import whole_number
@@ -24,7 +25,6 @@ from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.records.own_trainer import COLUMNS, CONSOLE, OUT, LogMap, OwnTrainer
-from runbook.text import without_colors
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from nsa.contract import Event
+from runbook.errors import listed
 from runbook.folder.launch import (
     MOST_STEPS,
     Exit,
@@ -23,7 +24,6 @@ from runbook.folder.launch import (
 from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.shapes import EVENTS, is_any_number, is_digest, shaped
 from runbook.records.evidence import Effect, RankLog
-from runbook.text import listed
 
 if TYPE_CHECKING:
     import numpy as np

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nsa.torch_env import VISIBLE_DEVICES
-from runbook.errors import RunbookError
+from runbook.errors import RunbookError, without_colors
 from runbook.files import utc_text, write_atomic
 from runbook.folder import (
     DEVICES_AFTER_JSON,
@@ -37,7 +37,6 @@ from runbook.folder.launch.shapes import POWER_FIELDS
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.kernel_log import slot_of
 from runbook.process import run_tool, start
-from runbook.text import without_colors
 
 _WITHIN_S, _HURRIED_S = 20.0, 2.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"

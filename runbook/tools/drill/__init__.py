@@ -247,7 +247,7 @@ def run_drill(
     Folders of injections that went as promised are deleted. Raises `UsageError` if `out` cannot
     be made, and `OSError` if the disk refuses later.
     """
-    from runbook.tools.drill.scene import play  # which has the faults from here
+    from runbook.tools.drill.scene import SCENES  # which has the faults from here
 
     make_new_dir("--out", out)
     stop = stop or StopRequest()
@@ -255,8 +255,7 @@ def run_drill(
     for index, fault in enumerate(faults, start=1):
         root = out / f"{index:03d}-{fault.name}"
         make_private_dir(root)
-        options = {"stop": stop} if fault.scene in ("launch", "override") else {}
-        scene = play(fault, root, **options)
+        scene = SCENES[fault.scene](fault, root, stop)
         if stop.requested:
             break
         rows.append(judge_scene(fault, scene))

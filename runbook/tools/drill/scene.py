@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from nsa.contract import (
     CHECKPOINTS_DIR,
@@ -67,6 +66,9 @@ class Scene:
         return self.root / self.launch.run_dir
 
 
+_Play = Callable[[Fault, Path, StopRequest], Scene]
+
+
 def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Launch:
     """The injected trainer on two gloo ranks."""
     inject = ("-m", "nsa.inject", fault.inject, str(fault.rank), str(fault.step), "--")
@@ -91,10 +93,10 @@ def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Lau
 def run_injected(
     fault: Fault,
     root: Path,
+    stop: StopRequest,
     *,
     name: str = "run",
     extra: tuple[str, ...] = (),
-    stop: StopRequest | None = None,
     retry: bool = False,
 ) -> Scene:
     """Run one injected launch in `root` to its verdict."""
@@ -104,7 +106,7 @@ def run_injected(
         LaunchOptions(
             run_root=root,
             observer=Observer(),
-            stop=stop or StopRequest(),
+            stop=stop,
             budgets=replace(_BUDGETS, **fault.budgets),
             retry=retry,
             machine={"OMP_NUM_THREADS": "1", **os.environ, **fault.machine},
@@ -122,14 +124,9 @@ def injected_at(run_dir: Path) -> float | None:
     return float(when) if isinstance(when, int | float) else None
 
 
-def play(fault: Fault, root: Path, **options: Any) -> Scene:
-    """Run one fault in `root`, in its own way."""
-    return _SCENES[fault.scene](fault, root, **options)
-
-
-def _override(fault: Fault, root: Path, **options: Any) -> Scene:
+def _override(fault: Fault, root: Path, stop: StopRequest) -> Scene:
     """What stands in the machine's environment must not reach the trainer."""
-    scene = run_injected(fault, root, **options)
+    scene = run_injected(fault, root, stop)
     remarks = []
     env = json_object(scene.run_dir / ENV_JSON)
     effective = env.get("effective", {})
@@ -140,7 +137,7 @@ def _override(fault: Fault, root: Path, **options: Any) -> Scene:
     return replace(scene, remarks=tuple(remarks))
 
 
-def _port(fault: Fault, root: Path, **options: Any) -> Scene:
+def _port(fault: Fault, root: Path, stop: StopRequest) -> Scene:
     """Take the port between the choice of it and its use; the retry must take another one."""
     taken: list[socket.socket] = []
     ready = threading.Event()
@@ -159,7 +156,7 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
 
     thread = threading.Thread(target=take, daemon=True)
     thread.start()
-    scene = run_injected(fault, root, **(options | {"retry": True}))
+    scene = run_injected(fault, root, stop, retry=True)
     ready.set()
     thread.join()
     for listener in taken:
@@ -173,7 +170,7 @@ def _port(fault: Fault, root: Path, **options: Any) -> Scene:
     return replace(scene, remarks=tuple(remarks))
 
 
-def _leftover(fault: Fault, root: Path, **options: Any) -> Scene:
+def _leftover(fault: Fault, root: Path, stop: StopRequest) -> Scene:
     """A process of another run must be seen, and must be left alone."""
     token = secrets.token_hex(16)
     other = subprocess.Popen(
@@ -182,7 +179,7 @@ def _leftover(fault: Fault, root: Path, **options: Any) -> Scene:
     try:
         time.sleep(0.2)  # until its exec, it shows this process's environment
         seen = other.pid in carriers(token)
-        scene = run_injected(fault, root, **options)
+        scene = run_injected(fault, root, stop)
         alive = other.poll() is None
     finally:
         other.kill()
@@ -192,16 +189,18 @@ def _leftover(fault: Fault, root: Path, **options: Any) -> Scene:
     return replace(scene, remarks=tuple(remarks))
 
 
-def _damaged_checkpoint(damage: Callable[[Path], None]) -> Callable[..., Scene]:
-    def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
+def _damaged_checkpoint(damage: Callable[[Path], None]) -> _Play:
+    def scene_of(fault: Fault, root: Path, stop: StopRequest) -> Scene:
         """Two checkpoints, the newer one damaged; a resumed run must take the older one."""
         saving = replace(fault, config={"train.save_every": 6}, steps=13)
-        before = run_injected(saving, root, **(options | {"name": "before"}))
+        before = run_injected(saving, root, stop, name="before")
         if not before.result.ok:
             return before
         damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / shard_file(0))
         resumed = ("--resume", str(before.run_dir.resolve()))
-        scene = run_injected(fault, root, **(options | {"extra": resumed}))
+        scene = run_injected(fault, root, stop, extra=resumed)
+        if stop.requested:
+            return scene
         notes = " ".join(json_object(scene.run_dir / ENV_JSON).get("notes", []))
         remarks = []
         if "step_12" not in notes or "refused" not in notes:
@@ -226,10 +225,10 @@ def _flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def _to_harness(number: int) -> Callable[..., Scene]:
-    def scene_of(fault: Fault, root: Path, **options: Any) -> Scene:
+def _to_harness(number: int) -> _Play:
+    def scene_of(fault: Fault, root: Path, stop: StopRequest) -> Scene:
         """A harness of its own, which is sent the signal while its launch runs."""
-        del options
+        del stop
         words = ("-m", "runbook.tools.drill.scene", fault.name, str(fault.step), str(root))
         victim = subprocess.Popen([sys.executable, *words], start_new_session=True)
         run_dir = root / "run"
@@ -268,7 +267,8 @@ def _result(run_dir: Path, token: str) -> LaunchResult:
     return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, run_token=token)
 
 
-_SCENES: dict[str, Callable[..., Scene]] = {
+# Each fault has its own way of being brought about.
+SCENES: dict[str, _Play] = {
     "launch": run_injected,
     "override": _override,
     "port": _port,
@@ -285,7 +285,7 @@ def main(argv: list[str]) -> int:
     """Run one injected launch under this program's own signal handlers."""
     with stop_on_signals(StopRequest()) as stop:
         fault = replace(FAULTS[argv[0]], step=int(argv[1]))
-        scene = run_injected(fault, Path(argv[2]), stop=stop)
+        scene = run_injected(fault, Path(argv[2]), stop)
     return 0 if scene.result.ok else 1
 
 

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from runbook.console import table_of
+from runbook.errors import how_many
 from runbook.records.measurement import Measurement, Record, json_ready
-from runbook.text import how_many
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

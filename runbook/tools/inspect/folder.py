@@ -1,25 +1,27 @@
-"""Every run directory below a path: its rows, the heartbeats of its ranks, and what they show."""
+"""Every run directory below a path: its rows, the heartbeats of its ranks, and what they show.
+
+What the launcher had planned is no fault: a stop, or a few steps only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, VAL_CSV
-from runbook.errors import UsageError
+from runbook.errors import UsageError, listed
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch import heartbeat_files, whole_number
 from runbook.folder.launch.documents import name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
 from runbook.folder.launch.rank_log import RankLines, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
-from runbook.folder.launch.shapes import ENV, is_number, shaped
-from runbook.records import LaunchResult, RankExit, Stop
+from runbook.folder.launch.shapes import ENV, shaped
+from runbook.records import Launch, LaunchResult, Stop
 from runbook.records.evidence import RankLog, TrainingLog
-from runbook.text import listed
 from runbook.tools.inspect import (
     Inspection,
     RankFacts,
@@ -29,13 +31,7 @@ from runbook.tools.inspect import (
     RunDirectory,
     remarks_on,
 )
-from runbook.tools.inspect.training import (
-    account_remarks,
-    as_planned,
-    completed,
-    ended_launch,
-    inspect_training,
-)
+from runbook.tools.inspect.training import account_remarks, inspect_training
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,9 +85,35 @@ def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
 
 def _failed(folder: Path) -> bool:
     """Does the launcher's account tell of a bad end, whatever files there are?"""
-    documents = (read_json_object(folder / name, [])[0] for name in (LAUNCH_JSON, RESULT_JSON))
-    ended = ended_launch(*documents)
-    return ended is not None and not ended[1].ok
+    end = _end_of(folder, [])
+    return end is not None and not end.ok
+
+
+def _end_of(folder: Path, problems: list[str]) -> LaunchResult | None:
+    """How the launch ended, where a launcher was there; one that cannot be read is a problem."""
+    result, _ = read_json_object(folder / RESULT_JSON, problems)
+    try:
+        return LaunchResult.model_validate(result) if result is not None else None
+    except ValidationError:
+        problems.append(f"{RESULT_JSON}: is no end of a launch")
+        return None
+
+
+def _completed(document: Mapping[str, Any] | None, end: LaunchResult | None) -> Launch | None:
+    """The launch of a launcher's document, if it ended as it was planned; else None."""
+    try:
+        planned = Launch.model_validate((document or {}).get("launch"))
+    except ValidationError:
+        return None
+    as_told = end is not None and (planned.stop is None or end.stopped is not None)
+    return planned if end and end.ok and as_told else None
+
+
+def _as_planned(remarks: Sequence[Remark]) -> Iterator[Remark]:
+    """The remarks on a launch that did all that it was to do: it was not meant to have more."""
+    for one in remarks:
+        short = one.code is RemarkCode.WINDOW_TOO_SHORT
+        yield one.model_copy(update={"code": RemarkCode.PLANNED}) if short else one
 
 
 def _inspect_one(
@@ -103,15 +125,13 @@ def _inspect_one(
         env, misfits = shaped(env, ENV, ENV_JSON)
         problems += misfits
     launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
-    result, _ = read_json_object(folder / RESULT_JSON, problems)
-    exits = _exits(result, problems)
-    known = ended_launch(launch, result)
-    ended = completed(known)
-    stop = ended.stop if ended else None
+    end = _end_of(folder, problems)
+    good = _completed(launch, end)
+    stop = good.stop if good else None
     place = folder.relative_to(root).as_posix()
     remarks = remarks_on(place, [(RemarkCode.UNREADABLE, text) for text in problems])
-    if known and not known[1].ok and csv is None:
-        bad_end = (RemarkCode.FAILED_EXIT, _end(known[1]))
+    if end and not end.ok and csv is None:
+        bad_end = (RemarkCode.FAILED_EXIT, _end(end))
         remarks += remarks_on((Path(place) / RESULT_JSON).as_posix(), [bad_end])
     if stop:
         text = f"stopped by {stop.by} after {stop.steps} of its steps, exit code {stop.code}"
@@ -144,14 +164,12 @@ def _inspect_one(
     else:
         there = "heartbeats" if ranks else f"{RESULT_JSON} (how it ended)"
         text = f"{there}, but no training.csv: nothing can be measured"
-        lost = ended is not None and ended.kind == "trainer"
+        lost = good is not None and good.kind == "trainer"
         name = path.relative_to(root).as_posix()
         remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
     gates, val = (_table(folder / name, spec) for name, spec in _BESIDE)
-    doubts = account_remarks(
-        rows, logs, env, _duration_s(result), exits=exits, gates=gates, val=val, stop=stop
-    )
+    doubts = account_remarks(rows, logs, env, end, gates=gates, val=val, stop=stop)
     remarks += remarks_on(place, doubts)
     directory = RunDirectory(
         path=place,
@@ -161,7 +179,7 @@ def _inspect_one(
         loss_floor=limit,
         loss_floor_source=source,
     )
-    return directory, remarks if ended is None or lost else list(as_planned(remarks))
+    return directory, remarks if good is None or lost else list(_as_planned(remarks))
 
 
 def _end(result: LaunchResult) -> str:
@@ -174,21 +192,6 @@ def _end(result: LaunchResult) -> str:
 
 def _table(path: Path, spec: RowSpec) -> pd.DataFrame | None:
     return read_rows(path, spec).frame if path.is_file() else None
-
-
-def _duration_s(result: Mapping[str, Any] | None) -> float | None:
-    """What the launcher's clock showed, where a launcher was there."""
-    value = (result or {}).get("duration_s")
-    return float(value) if is_number(value) and value is not None and value > 0 else None
-
-
-def _exits(result: Mapping[str, Any] | None, problems: list[str]) -> tuple[RankExit, ...]:
-    """What the launcher saw of each rank, where a launcher was there."""
-    try:
-        return tuple(map(RankExit.model_validate, (result or {}).get("ranks") or ()))
-    except (ValidationError, TypeError):
-        problems.append(f"{RESULT_JSON}: its `ranks` are no ends of ranks")
-        return ()
 
 
 def _floor(env: Mapping[str, Any] | None) -> tuple[float | None, str]:

@@ -1,32 +1,42 @@
 """A training.csv taken apart: which runs it holds, what its numbers can say, and what else says so.
 
-The launcher's plan and the accounts of a run are the second source. What the launcher had planned
-is no fault: a stop, or a few steps only. Rows without heartbeats, and a run that has not ended,
+The accounts of a run are the second source. Rows without heartbeats, and a run that has not ended,
 have none to hold their numbers against: that is one remark, and no suspicion.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from pydantic import ValidationError
 
 from runbook.accounts import Workload
 from runbook.accounts.clocks import FEW_CLOCKED, FEWEST_CLOCKED
 from runbook.accounts.registry import Sources, unbalanced
+from runbook.errors import how_many, listed
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.records import Launch, LaunchResult, RankExit, Stop
+from runbook.records import LaunchResult, Stop
 from runbook.records.evidence import RankLog, TrainingLog
-from runbook.stats.throughput import cadence
+from runbook.records.measurement import TOKENS_PER_SECOND, Measurement
+from runbook.stats.throughput import (
+    StatisticsError,
+    WindowTooShort,
+    cadence,
+    effective,
+    last_window,
+    measured_rows,
+    measurement,
+    typical,
+    warmup_cut,
+)
 from runbook.tools.inspect import Found, Remark, RemarkCode, RowsFacts, Segment, remarks_on
-from runbook.tools.inspect.window import parts_of, segment_of, window_of
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _SMOOTH = 5
 # Measured numbers cannot be equal in so many rows.
@@ -96,6 +106,135 @@ def floor_remarks(
         yield RemarkCode.BELOW_FLOOR, text
 
 
+def parts_of(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """The stretches of rows in which the step increases."""
+    if not len(frame):
+        return
+    cuts = np.flatnonzero(np.diff(frame["step"].to_numpy()) <= 0) + 1
+    edges = [0, *cuts.tolist(), len(frame)]
+    for start, stop in pairwise(edges):
+        yield frame.iloc[start:stop]
+
+
+def segment_of(index: int, part: pd.DataFrame) -> Segment:
+    steps = part["step"].to_numpy()
+    arms = tuple(sorted(set(part["arm"]) - {""})) if "arm" in part else ()
+    return Segment(
+        index=index,
+        rows=len(part),
+        first_step=int(steps[0]),
+        last_step=int(steps[-1]),
+        every=cadence(part),
+        warmup_rows=warmup_rows(part),
+        arms=arms,
+    )
+
+
+def warmup_rows(part: pd.DataFrame) -> int:
+    """Leading rows that are slower than the rest, or those that the trainer marked itself."""
+    if "warmup" in part and bool(part["warmup"].any()):
+        return int(part["warmup"].sum())
+    if "dt_s" not in part and "toks_per_s" not in part:
+        return 0
+    if "dt_s" in part:
+        times = part["dt_s"].to_numpy(dtype=np.float64)
+    else:
+        rates = part["toks_per_s"].to_numpy(dtype=np.float64)
+        times = 1.0 / np.where(rates > 0, rates, np.nan)
+    return warmup_cut(times) if bool(np.isfinite(times).all()) else 0
+
+
+WINDOW = 50
+_SLOW = 0.95
+
+
+def window_of(
+    log: TrainingLog, parts: list[pd.DataFrame]
+) -> tuple[list[Measurement], int, list[Found]]:
+    """The last 50 steps and the other rates of the last run, and how many rows such a window has.
+
+    What is not finite is no number that anybody could quote; another remark names such rows.
+    """
+    if not parts or "toks_per_s" not in log.frame:
+        return [], 0, [_too_short(0, 1)]
+    if bool((log.frame["step"] < 0).any()):
+        return [], 0, [(RemarkCode.UNREADABLE, "steps below zero: no window can be taken")]
+    arms = sorted(set(parts[-1]["arm"]) - {""}) if "arm" in parts[-1] else []
+    with np.errstate(all="ignore"):
+        one_of_arms = bool(arms) and len(parts) == 1
+        found = _window_of_arms(log, arms) if one_of_arms else _window_of_rows(log, parts[-1])
+    statistics, available, remarks = found
+    return [one for one in statistics if math.isfinite(float(one.value))], available, remarks
+
+
+def _window_of_rows(
+    log: TrainingLog, part: pd.DataFrame
+) -> tuple[list[Measurement], int, list[Found]]:
+    last, steps = replace(log, frame=part), part["step"].to_numpy()
+    available = int(np.count_nonzero(steps > steps[-1] - WINDOW))
+    rates = _rates_over_time(last)
+    try:
+        window = last_window(last, n=WINDOW)
+    except WindowTooShort as error:
+        available = min(available, error.available)
+        return rates, available, [_too_short(available, cadence(part))]
+    return [window, *rates], available, list(_slow_start(part, window))
+
+
+def _window_of_arms(
+    log: TrainingLog, arms: list[str]
+) -> tuple[list[Measurement], int, list[Found]]:
+    statistics = []
+    for arm in arms:
+        for compute in (last_window, effective):
+            with suppress(StatisticsError):
+                statistics.append(compute(log, arm=arm))
+    least = min(WINDOW, *(len(measured_rows(log, arm=arm)) for arm in arms))
+    return (
+        statistics,
+        least,
+        [] if least == WINDOW else [_too_short(least, 1, " of its poorest arm")],
+    )
+
+
+def _slow_start(part: pd.DataFrame, window: Measurement) -> Iterator[Found]:
+    """Slow rows of the run's beginning in its window, which the trainer has not marked as such."""
+    if "warmup" in part and bool(part["warmup"].any()):
+        return
+    rates, outside = part["toks_per_s"].to_numpy(dtype=np.float64), len(part) - window.n
+    cut = warmup_rows(part)
+    if slow := int(np.count_nonzero(rates[outside:cut] < _SLOW * np.median(rates[cut:]))):
+        rows = how_many(slow, "warm-up row")
+        text = f"the last {window.n} rows hold {rows} (window: {window.window})"
+        yield RemarkCode.WARMUP_IN_WINDOW, text
+
+
+def _rates_over_time(log: TrainingLog) -> list[Measurement]:
+    """typical and effective throughput; without tokens and times, rows count as equal tokens."""
+    found = []
+    if "tokens" in log.frame and "dt_s" in log.frame:
+        for compute in (typical, effective):
+            with suppress(StatisticsError):
+                found.append(compute(log))
+        return found
+    rows = log.frame.iloc[warmup_rows(log.frame) :]
+    rates = rows["toks_per_s"].to_numpy(dtype=np.float64)
+    if not len(rates) or not bool((rates > 0).all()):
+        return []
+    value = float(len(rates) / np.sum(1.0 / rates))
+    note = "tokens over time of the last run without its warm-up, if every row is as many tokens"
+    name, unit = "toks_per_s_last_run", TOKENS_PER_SECOND
+    one = measurement(log, rows, name=name, value=value, unit=unit)
+    return [one.model_copy(update={"note": note})]
+
+
+def _too_short(available: int, every: int, of: str = "") -> Found:
+    cadence = f", one row per {every} steps" if every > 1 else ""
+    usable = how_many(available, "usable row")
+    text = f"the last {WINDOW} steps{of} are not there: {usable}{cadence}"
+    return RemarkCode.WINDOW_TOO_SHORT, text
+
+
 _SAID_ELSEWHERE = ("steps do not increase", "the file has no header", "the header lacks")
 
 
@@ -146,16 +285,14 @@ def _segment_remarks(segments: tuple[Segment, ...]) -> Iterator[Found]:
         return
     first = segments[0]
     again = [one for one in segments[1:] if one.first_step <= first.first_step + first.every]
-    spans = "; ".join(
-        f"steps {one.first_step}-{one.last_step} ({one.rows} rows)" for one in segments[:8]
-    )
-    more = f"; and {len(segments) - 8} more" if len(segments) > 8 else ""
+    all_of_them = [f"steps {s.first_step}-{s.last_step} ({s.rows} rows)" for s in segments]
+    spans = listed(all_of_them, 8, between="; ")
     if again:
-        yield RemarkCode.MIXED_RUNS, f"{len(again) + 1} runs in one file: {spans}{more}"
+        yield RemarkCode.MIXED_RUNS, f"{len(again) + 1} runs in one file: {spans}"
     if elsewhere := len(segments) - 1 - len(again):
         text = (
             f"steps go back or repeat at {elsewhere} places without a restart: two writers, "
-            f"or a run resumed into the same file ({spans}{more})"
+            f"or a run resumed into the same file ({spans})"
         )
         yield RemarkCode.STEPS_NOT_INCREASING, text
 
@@ -164,14 +301,13 @@ def account_remarks(
     log: TrainingLog | None,
     ranks: Sequence[RankLog],
     env: Mapping[str, Any] | None,
-    duration_s: float | None,
+    end: LaunchResult | None,
     *,
-    exits: Sequence[RankExit],
     gates: pd.DataFrame | None,
     val: pd.DataFrame | None,
     stop: Stop | None = None,
 ) -> Iterator[Found]:
-    """Every account that does not balance, or why none can be drawn.
+    """Every account that does not balance, or why none can be drawn; `end` is the launcher's.
 
     None is where every rank was ended by the planned `stop`.
     """
@@ -194,8 +330,8 @@ def account_remarks(
         env=env or {},
         gates=gates,
         val=val,
-        duration_s=duration_s,
-        exits=exits,
+        duration_s=(end.duration_s or None) if end else None,
+        exits=end.ranks if end else (),
     )
     short = len(log.frame) < FEWEST_CLOCKED
     for problem in unbalanced(sources).problems:
@@ -216,30 +352,3 @@ def _nothing_to_hold_against(ranks: Sequence[RankLog], env: Mapping[str, Any] | 
         names = ", ".join(map(str, open_ends))
         return f"no good end of rank {names}: what the ranks say is not held against the rows"
     return ""
-
-
-def ended_launch(
-    launch: Mapping[str, Any] | None, result: Mapping[str, Any] | None
-) -> tuple[Launch, LaunchResult] | None:
-    """A launch and its end, as the launcher wrote both down; None where it did not."""
-    try:
-        planned = Launch.model_validate((launch or {}).get("launch"))
-        return planned, LaunchResult.model_validate(result)
-    except ValidationError:
-        return None
-
-
-def completed(known: tuple[Launch, LaunchResult] | None) -> Launch | None:
-    """The launch, if it ended as it was planned; else None."""
-    if known is None:
-        return None
-    planned, ended = known
-    as_told = planned.stop is None or ended.stopped is not None
-    return planned if ended.ok and as_told else None
-
-
-def as_planned(remarks: Sequence[Remark]) -> Iterator[Remark]:
-    """The remarks on a launch that did all that it was to do: it was not meant to have more."""
-    for one in remarks:
-        short = one.code is RemarkCode.WINDOW_TOO_SHORT
-        yield one.model_copy(update={"code": RemarkCode.PLANNED}) if short else one

@@ -118,4 +118,4 @@ def test_ends_of_ranks_that_cannot_be_read_are_told(tmp_path: Path) -> None:
     path = traces.write_launch(tmp_path, made) / "result.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "ranks": [{"rank": "x"}]}))
     said = [remark.message for remark in inspect_path(path.parent).remarks]
-    assert "result.json: its `ranks` are no ends of ranks" in said
+    assert "result.json: is no end of a launch" in said
