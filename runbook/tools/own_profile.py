@@ -196,7 +196,7 @@ def _candidates(run_dir: Path, looked: dict[str, str]) -> Iterator[tuple[LogMap,
             # Only the name is sure to be the same in the next launch.
             name = f"{OUT}/{below}" if len(below.parts) == 1 else f"{OUT}/**/{below.name}"
             if log := _by_columns(name, fields):
-                yield log, path, ""
+                yield log, path, _whose_columns(name, fields)
             else:
                 shown = in_one_line(listed(fields, _SHOWN_FIELDS)) or "none"
                 looked[name] = f"{below}: no loss among its columns ({shown})"
@@ -207,6 +207,12 @@ def _candidates(run_dir: Path, looked: dict[str, str]) -> Iterator[tuple[LogMap,
         yield log, console, ""
     for pattern in (*_UNKNOWN, _COUNTED):
         yield LogMap(pattern=pattern), console, ""
+
+
+def _whose_columns(path: str, fields: Sequence[str]) -> str:
+    """Lightning's CSVLogger writes metrics.csv, with the epoch before or after the step."""
+    is_lightning = path.endswith("/metrics.csv") and {"epoch", "step"} <= set(fields)
+    return "Lightning" if is_lightning else ""
 
 
 def _header(path: Path) -> list[str]:

@@ -71,13 +71,16 @@ def test_whose_log_it_is_is_told(trainer: str, tmp_path: Path) -> None:
     assert (log.pattern, told) == (KNOWN[trainer], f"console: 4 rows, as {trainer} writes them")
 
 
-def test_a_table_of_lightning(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "whose"), [("metrics.csv", ", as Lightning writes them"), ("other.csv", "")]
+)
+def test_a_table_of_lightning(name: str, whose: str, tmp_path: Path) -> None:
     folder = tmp_path / "own" / "lightning_logs" / "version_0"
     folder.mkdir(parents=True)
-    (folder / "metrics.csv").write_text("epoch,step,train_loss\n0,0,4.1\n0,1,4.0\n0,2,3.9\n")
+    (folder / name).write_text("epoch,step,train_loss\n0,0,4.1\n0,1,4.0\n0,2,3.9\n")
     log, told = guess(tmp_path, steps=3)
     assert log.columns == {"loss": "train_loss", "step": "step"}
-    assert told == "{out}/**/metrics.csv: 3 rows"
+    assert told == f"{{out}}/**/{name}: 3 rows{whose}"
 
 
 def found(folder: Path, line: str, *, every: int = 1, steps: int = 30) -> tuple[LogMap, str]:
