@@ -147,15 +147,36 @@ def _refused(error: OSError) -> str:
 
 
 def _hidden() -> str:
-    """Which of our packages another one hides, as a folder of that name here; empty if none is."""
+    """Which of our packages another module hides, such as one of that name here; empty if none."""
     from importlib.util import find_spec
 
     home = Path(__file__).resolve().parents[2]
     for name in ("nsa", "phases", "reports"):
         found = find_spec(name)
-        where = next(iter((found and found.submodule_search_locations) or ()), "nowhere")
-        if Path(where).resolve() != home / name:
-            return f"{where} hides this program's {name}: rename it, or take it off PYTHONPATH"
+        where = (found and (*(found.submodule_search_locations or ()), found.origin)) or (
+            "nowhere",
+        )
+        if Path(str(where[0])).resolve() != home / name:
+            return f"{where[0]} hides this program's {name}: rename it, or take it off PYTHONPATH"
+    return ""
+
+
+# What this program is made with, as it is imported.
+_MADE_WITH = ("jinja2", "numpy", "pandas", "psutil", "pydantic", "rich", "scipy", "yaml")
+
+
+def _stranger() -> str:
+    """Which package that we need is a stray module of that name; empty if none is."""
+    from importlib.util import find_spec
+    from sysconfig import get_paths
+
+    installed = {get_paths()[kind] for kind in ("purelib", "platlib")}
+    for name in _MADE_WITH:
+        found = find_spec(name)
+        where = Path((found and found.origin) or "nowhere")
+        # Every one of them is a package.
+        if where.name != "__init__.py" and not any(map(where.is_relative_to, installed)):
+            return f"{where} hides the package {name}: rename it, or take it off PYTHONPATH"
     return ""
 
 
@@ -171,6 +192,9 @@ def _defect(console: Console, error: BaseException) -> int:
     import tempfile
     import traceback
 
+    if stranger := _stranger():
+        _tell(console, f"runbook: error: {stranger}")
+        return ProgramExit.USAGE
     text = f"runbook {__version__}\n{''.join(traceback.format_exception(error))}"
     what = f"{type(error).__name__}: {error}"
     try:

@@ -33,6 +33,10 @@ def find_run(text: str | None, out_dir: Path) -> Path:
         return path.parent
     if (path / RECORD_FILE).is_file():
         return path
+    # A link such as `latest` leads to a launch: the run is the folder that it lies in.
+    for above in path.resolve().parents if path.is_symlink() else ():
+        if (above / RECORD_FILE).is_file():
+            return above
     names = [folder.name for folder in folders]
     matches = [name for name in names if name.startswith(text)]
     if len(matches) == 1:

@@ -290,9 +290,13 @@ def evidence_problems(
 
 
 def changed_artifacts(run_root: Path, artifacts: Iterable[ArtifactRecord]) -> list[str]:
-    """Those of which another file is there; a record may have been sent on alone."""
-    there = files_by_name(run_root)
-    return [name for name in changed_files(run_root, artifacts, {}) if name in there]
+    """Those of which another file is there, or none; a record may have been sent on alone."""
+    listed, there = list(artifacts), files_by_name(run_root)
+    if not any(one.path in there for one in listed):
+        return []
+    found = changed_files(run_root, listed, {})
+    gone = [f"{name} (missing)" for name in found if name not in there]
+    return [name for name in found if name in there] + gone
 
 
 class DamagedRunError(RunbookError):

@@ -27,14 +27,14 @@ def finished(tmp_path: Path) -> Path:
 
 def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Path) -> None:
     """On stderr: the report says what the record says. A record alone is no change."""
-    first = samples.no_go().artifacts[0].path
+    first, *others = (one.path for one in samples.no_go().artifacts)
     ended = inside("report", cwd=tmp_path)
     assert (ended.code, ended.err, ended.out) == (0, "", render(samples.no_go(), "terminal"))
     (finished / first).parent.mkdir(parents=True, exist_ok=True)
     (finished / first).write_text("edited\n")
     write_manifest(finished)
     ended = inside("report", cwd=tmp_path)
-    assert f"changed since the run: {first}; see runbook verify" in ended.err
+    assert f"changed since the run: {first} and {len(others)} more; see runbook" in ended.err
     assert ended.code == 0 and "changed since the run" not in ended.out
     # What is read through a link is no file of the run, whatever it says.
     (finished / Path(first).parts[0]).rename(tmp_path / "elsewhere")
@@ -75,6 +75,9 @@ def test_a_run_is_found_by_its_id_or_its_start_its_folder_or_its_record(
     elsewhere = tmp_path / "nowhere"
     assert find_run(str(runs / OLD), elsewhere) == runs / OLD
     assert find_run(str(runs / OLD / "run.json"), elsewhere) == runs / OLD
+    (runs / OLD / "baseline" / "run1").mkdir(parents=True)
+    (runs / "latest").symlink_to(f"{OLD}/baseline/run1")
+    assert find_run(str(runs / "latest"), elsewhere) == runs / OLD
 
 
 @pytest.mark.parametrize("damage", ["{", '{"schema_version": 2}', "\x00"])

@@ -131,9 +131,14 @@ def test_what_the_machine_refuses_is_no_defect(
         assert capsys.readouterr().err == f"runbook: error: artifacts/x: {refused.strerror}\n"
 
 
-def test_a_module_that_ends_the_program_says_no_no_go(tmp_path: Path) -> None:
-    (tmp_path / "yaml.py").write_text("raise SystemExit(1)")
-    assert started("profiles", cwd=tmp_path, PYTHONPATH=str(tmp_path)).code == 70
+@pytest.mark.parametrize("content", ["raise SystemExit(1)", "x = 1"])
+@pytest.mark.parametrize("name", ["yaml", "pydantic", "nsa"])
+def test_a_stray_module_is_named(name: str, content: str, tmp_path: Path) -> None:
+    """It may end the program, which must not say NO-GO."""
+    stray = tmp_path / f"{name}.py"
+    stray.write_text(content)
+    found = started("profiles", cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert found.code == 2 and f"{stray} hides " in found.err
 
 
 _ENDS_WITH_3 = """
