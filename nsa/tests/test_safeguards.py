@@ -11,11 +11,13 @@ import errno
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Collection
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import count
 from pathlib import Path
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
@@ -265,11 +267,22 @@ def test_a_rank_takes_the_signals_of_its_contract(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: libc)
     monkeypatch.setattr("faulthandler.register", lambda number, **_: taken.update({number: None}))
     monkeypatch.setattr("signal.signal", lambda number, do: taken.update({number: do}))
-    monkeypatch.setattr("signal.set_wakeup_fd", lambda *_, **__: None)
+    pipes: list[int] = []
+    monkeypatch.setattr("signal.set_wakeup_fd", lambda pipe, **_: pipes.append(pipe))
+    ended: SimpleQueue[str] = SimpleQueue()
+
+    def ending(reason: str) -> None:
+        ended.put(reason)
+        threading.Event().wait()  # in place of ending this process, too
+
     for number in (signal.SIGTERM, signal.SIGINT):
         termination = take_signals({"TORCHELASTIC_RUN_ID": "one"})
         taken[number](number, None)
         assert termination.reason == number.name
+        # Before the first step there is nothing to wait for.
+        termination.on_forced_exit = ending
+        os.write(pipes[-1], bytes([number]))
+        assert ended.get(timeout=30) == f"{number.name} before the first step"
     assert signal.SIGUSR1 in taken
     assert {words[:2] for words in asked} == {(1, signal.SIGKILL)}
 
