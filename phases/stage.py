@@ -19,7 +19,6 @@ from phases.training import memory, stability, toggles_row, training_rows
 from phases.training.resuming import checkpoint_time, resumed, storage
 from runbook.config import Profile
 from runbook.config.registry import Judgement, Made, PlanContext
-from runbook.errors import how_many
 from runbook.records import Launch, Reason
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.measurement import duration_text
@@ -61,7 +60,7 @@ class TrainingStage(RowPhase, Made):
         )
         if stage.legs > 1:
             return self._legs(make, total)
-        run = make(name=_RUN, steps=total, purpose=f"{how_many(total, 'step')} on {stage.dataset}")
+        run = make(name=_RUN, steps=total, purpose=f"{total} steps on {stage.dataset}")
         if not stage.resume_steps:
             return [run]
         again = max(1, min(round(stage.resume_steps * context.steps_scale), (total - 1) // 2))

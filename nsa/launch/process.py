@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -225,3 +226,15 @@ def open_run_dir(run_dir: Path, place: Place, beat: Heartbeat, *, grouped: bool)
         prefix = str(run_dir / contract.NCCL_FLIGHTS.stem)
         os.environ.update(torch_env.flight_dumps(prefix))
     open_stackdump(run_dir, place.rank)
+
+
+def link_latest(run_dir: Path, out_dir: str) -> None:
+    """Point `latest` at a directory of `by_hand`, beside it and in the folder of all runs.
+
+    That is what a relative `out_dir` begins with, `artifacts`, whose link the harness moves too.
+    """
+    contract.link_latest(run_dir.parent, run_dir)
+    top = Path(Path(out_dir).parts[0]).resolve()
+    if not Path(out_dir).is_absolute() and run_dir.parent.is_relative_to(top):
+        with suppress(OSError):  # whatever has that name there is not the trainer's affair
+            contract.link_latest(top, run_dir)

@@ -20,14 +20,13 @@ from nsa.contract import (
     Event,
     ExitCode,
     Phase,
-    link_latest,
 )
 from nsa.data import Batch, DataStallError, Source, open_source
 from nsa.data.text import DataError
 from nsa.launch.envfile import announce, effective, write_env
 from nsa.launch.output import MIB, Heartbeat, say, shout
 from nsa.launch.plan import LaunchPlan
-from nsa.launch.process import Termination, by_hand, open_run_dir
+from nsa.launch.process import Termination, by_hand, link_latest, open_run_dir
 from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
 from nsa.settings import ConfigError
 from nsa.step.dispatch import is_out_of_memory
@@ -165,7 +164,7 @@ class _Session:
             self._describe(run_dir, engine, source, tested)
             if plan.run_dir is None:
                 # Only now: whoever resumes from `latest` needs to find what it went on from.
-                link_latest(run_dir.parent, run_dir)
+                link_latest(run_dir, plan.config.train.out_dir)
         beat.phase = Phase.INIT
         beat.write(Event.INIT_DONE)
         beat.sync()

@@ -18,7 +18,7 @@ from nsa import contract
 from nsa.contract import COMMON_FIELDS, FLIGHTS, Event, ExitCode, Phase
 from nsa.launch.envfile import redact
 from nsa.launch.output import LineFile, RecordWriteError, plain, write_json
-from nsa.launch.process import claim, leftovers
+from nsa.launch.process import claim, leftovers, link_latest
 from nsa.launch.ranks import SAVING_GROUP, parameter_hash, write_flight
 from nsa.settings import ConfigError
 from nsa.step.ddp import WireStats, compressed_all_reduce
@@ -47,6 +47,25 @@ def test_what_is_not_used_is_not_loaded(words: str, heavy: set[str]) -> None:
         [sys.executable, "-c", code], env=environment({}), capture_output=True, text=True
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_two_links_lead_to_the_newest_launch_by_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`latest` beside it, and that of the folder in which the harness has its runs."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("first", "second"):
+        run_dir = tmp_path / "artifacts/prod" / name
+        run_dir.mkdir(parents=True)
+        link_latest(run_dir, "artifacts/prod")
+        for link in ("artifacts/latest", "artifacts/prod/latest"):
+            assert (tmp_path / link).resolve() == run_dir
+    link_latest(tmp_path / "artifacts/prod/first", str(tmp_path / "artifacts/prod"))
+    assert (tmp_path / "artifacts/latest").resolve().name == "second"
+    (tmp_path / "artifacts/latest").unlink()
+    (tmp_path / "artifacts/latest").write_text("mine")
+    link_latest(run_dir, "artifacts/prod")
+    assert (tmp_path / "artifacts/latest").read_text() == "mine"
 
 
 def test_exit_codes_have_their_numbers_and_a_meaning() -> None:
