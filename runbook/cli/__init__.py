@@ -12,7 +12,7 @@ from pathlib import Path
 
 from runbook import __version__
 from runbook.cli import finished, lists, live, run, trials
-from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, is_phase, parse_all
+from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, docstring, is_phase, parse_all
 from runbook.cli._runs import print_next
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant
@@ -85,7 +85,7 @@ def overview(groups: Mapping[str, Sequence[Command]]) -> str:
         "\n".join([f"{title}:", *(f"  {one.name:<{_WIDTH}}  {one.help}" for one in commands)])
         for title, commands in groups.items()
     ]
-    text = cleandoc(overview.__doc__ or "").replace("COMMANDS", "\n\n".join(blocks), 1)
+    text = cleandoc(docstring(overview)).replace("COMMANDS", "\n\n".join(blocks), 1)
     return text.replace("DOCS", near(data_path("docs")), 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import math
 import re
 import shutil
@@ -47,9 +48,8 @@ class CommandParser(argparse.ArgumentParser):
     """argparse without abbreviations, without exits on error, and with examples kept as typed."""
 
     def __init__(self, **options: Any) -> None:
-        width = min(shutil.get_terminal_size().columns, _COLUMNS) - 2
-        shape = partial(argparse.RawDescriptionHelpFormatter, width=width)
-        super().__init__(formatter_class=shape, allow_abbrev=False, exit_on_error=False, **options)
+        options.setdefault("formatter_class", _HelpFormatter)
+        super().__init__(allow_abbrev=False, exit_on_error=False, **options)
         # Options of other commands, and what this one has in their place.
         self.instead: Mapping[str, str] = {}
 
@@ -139,7 +139,7 @@ def command(
     """
 
     def made(run: Handler) -> Command:
-        said, examples, rest = cleandoc(run.__doc__ or "").partition("examples:")
+        said, examples, rest = cleandoc(docstring(run)).partition("examples:")
         description, *groups = re.split(r"^(\S.*):\n(?=  )", said, flags=re.MULTILINE)
 
         def arguments(parser: CommandParser) -> None:
@@ -159,6 +159,15 @@ def command(
         )
 
     return made
+
+
+def docstring(run: Callable[..., object]) -> str:
+    """The function's; `python -OO` takes it out of the program, and leaves it in the file."""
+    if run.__doc__ is not None:
+        return run.__doc__
+    tree = ast.parse(Path(run.__code__.co_filename).read_text("utf-8"))
+    named = (one for one in tree.body if isinstance(one, ast.FunctionDef))
+    return next(ast.get_docstring(one) or "" for one in named if one.name == run.__name__)
 
 
 def path_type(text: str) -> Path:

@@ -122,6 +122,12 @@ def test_a_defect_is_never_a_no_go(
     assert "in fail\n    raise error\n" in kept.read_text()
 
 
+def test_a_python_that_drops_docstrings_has_the_same_help_and_options(tmp_path: Path) -> None:
+    for words in (["--help"], ["run", "--help"], ["profiles"]):
+        whole, bare = (started(*words, cwd=tmp_path, PYTHONOPTIMIZE=level) for level in ("", "2"))
+        assert (bare.code, bare.out) == (0, whole.out)
+
+
 def test_what_the_machine_refuses_is_no_defect(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
