@@ -39,8 +39,7 @@ from benchmarks.attention.checks import CFG, inputs, largest_error, ours
 from benchmarks.attention.times import breakdown
 from benchmarks.attention_gpu import sparse
 from benchmarks.program import TO_BE_CONTINUED, Program, markdown_table, names
-from nsa.attention import triton as launch
-from nsa.attention.triton import Tile
+from nsa.attention.triton import Tile, launch
 from runbook.files import write_atomic
 
 # What a different order of sums may change, as a share of the largest number: bfloat16's rounding.

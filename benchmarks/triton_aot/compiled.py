@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.triton_aot.kernels import PARTS, Kernel, as_assumed
 from benchmarks.triton_aot.loops import RATED, Loop, main_loop
-from nsa.attention import triton as launch
+from nsa.attention.triton import launch
 from nsa.config import NSAConfig
 
 SHORT, LONG = 2048, 131_072

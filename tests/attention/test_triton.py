@@ -81,7 +81,7 @@ def test_what_the_assembler_makes_of_them(capability: int | None) -> None:
 def test_a_choice_that_spills_is_seen(tmp_path: Path) -> None:
     """Made to fail on purpose: the tile that was fastest on an H200, and spilled."""
     from benchmarks.triton_aot.compiled import choices, compile_kernel
-    from nsa.attention import triton as launch
+    from nsa.attention.triton import launch
 
     shipped = launch.measured("NVIDIA H200", "9.0")
     assert shipped is not None

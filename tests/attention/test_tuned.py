@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from nsa.attention import triton as launch
 from nsa.attention.triton import (
     Tile,
     choose_compressed_cut,
     choose_selected_cut,
     choose_window_cut,
+    launch,
 )
 from nsa.config import NSAConfig
 from tests.factory.tables import table

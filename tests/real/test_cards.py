@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsa.attention import triton
+from nsa.attention.triton import launch
 from nsa.witness.effect_watch import kernel_name, operators_by_branch
 from nsa.witness.profiling import HOST, WORK
 from runbook.config.load import load_profile
@@ -152,5 +152,5 @@ def test_it_is_the_card_of_its_profile() -> None:
     assert (name, why) == ("h200x1", "found 1 x NVIDIA H200")
     hardware = load_profile(name).hardware
     assert hardware is not None and hardware.gpu_name in card.name
-    measured = triton.measured(card.name, "9.0")
+    measured = launch.measured(card.name, "9.0")
     assert measured is not None and measured["device"] == card.name

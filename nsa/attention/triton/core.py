@@ -39,8 +39,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-import nsa.attention.triton as launch
-from nsa.attention.triton import LEAST, CompressedCut, SelectedCut, Tile, WindowCut, window
+from nsa.attention.triton import LEAST, CompressedCut, SelectedCut, Tile, WindowCut, launch, window
 from nsa.attention.triton import compressed as compressed
 from nsa.attention.triton import selected as selected
 from nsa.attention.triton.compressed.rows import give_by_compressed, pool, sum_pooled

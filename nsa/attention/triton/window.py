@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nsa.attention.triton import WindowCut, head_constants, how, scale_of, strides_of
+from nsa.attention.triton import WindowCut
+from nsa.attention.triton.launch import head_constants, how, scale_of, strides_of
 from nsa.attention.triton.rows import (
     NOTHING,
     give_keys,

@@ -27,8 +27,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-import nsa.attention.triton as launch
-from nsa.attention.triton import LEAST, TERMS, CompressedCut, room_for_bits
+from nsa.attention.triton import LEAST, TERMS, CompressedCut, launch, room_for_bits
 from nsa.attention.triton import steps_of as _steps_of
 from nsa.attention.triton.compressed.rows import (
     compressed_kernel,

@@ -12,8 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
-import nsa.attention.triton as launch
-from nsa.attention.triton import ByBlock, SelectedCut, padded
+from nsa.attention.triton import ByBlock, SelectedCut, launch, padded
 from nsa.attention.triton.selected.queries import (
     forward_kernel,
     gradient_merge_kernel,
