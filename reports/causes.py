@@ -32,7 +32,7 @@ from runbook.records import (
     RunRecord,
 )
 from runbook.records.launch import RESUME_FLAG
-from runbook.records.measurement import STEP
+from runbook.records.outcome import STEP
 from runbook.records.run import edited
 
 _SHOWN_PATHS = 3

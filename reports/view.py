@@ -17,7 +17,7 @@ from reports.text import one_line
 from runbook.engine.starting import left_open
 from runbook.errors import how_many, listed, short_caveat
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
-from runbook.records.measurement import WORST_FIRST
+from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step
 
 _SHORT_COMMIT = 7

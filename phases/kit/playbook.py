@@ -17,7 +17,7 @@ from phases.kit import table
 from runbook.config import Profile
 from runbook.records import Reason
 from runbook.records.evidence import LaunchEvidence
-from runbook.records.measurement import STEP
+from runbook.records.outcome import STEP
 
 # A trainer of one's own has none of these.
 _NEEDS_CONTRACT = re.compile(

@@ -14,6 +14,7 @@ from runbook import __version__
 from runbook.cli import finished, lists, live, run, trials
 from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, docstring, is_phase, parse_all
 from runbook.cli._runs import print_next
+from runbook.cli.run import launch
 from runbook.console import CLOSED, Console, console_for, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant
 from runbook.files import data_path, near
@@ -21,10 +22,10 @@ from runbook.files import data_path, near
 # In the order of the help text: a new command is one name in its group.
 GROUPS: dict[str, tuple[Command, ...]] = {
     "what most people need": (
-        *(run.run, finished.report, finished.verify, run.launch),
+        *(run.run, finished.report, finished.verify, launch.launch),
         *(live.watch, trials.triage, finished.history, finished.inspect),
     ),
-    "other runs": (trials.init, run.nightly, trials.drill),
+    "other runs": (trials.init, launch.nightly, trials.drill),
     "other answers": (*(finished.compare, finished.judge, finished.replay, finished.export),),
     "look up": (lists.phases, lists.profiles, lists.toggles),
 }
@@ -146,38 +147,35 @@ def _refused(error: OSError) -> str:
     return f"{error.filename or 'the system'}: {error.strerror or error}"
 
 
-def _hidden() -> str:
-    """Which of our packages another module hides, such as one of that name here; empty if none."""
-    from importlib.util import find_spec
-
-    home = Path(__file__).resolve().parents[2]
-    for name in ("nsa", "phases", "reports"):
-        found = find_spec(name)
-        where = (found and (*(found.submodule_search_locations or ()), found.origin)) or (
-            "nowhere",
-        )
-        if Path(str(where[0])).resolve() != home / name:
-            return f"{where[0]} hides this program's {name}: rename it, or take it off PYTHONPATH"
-    return ""
-
-
-# What this program is made with, as it is imported.
+# What this program is made with, as it is imported: packages, not files.
 _MADE_WITH = ("jinja2", "numpy", "pandas", "psutil", "pydantic", "rich", "scipy", "yaml")
 
 
-def _stranger() -> str:
-    """Which package that we need is a stray module of that name; empty if none is."""
-    from importlib.util import find_spec
-    from sysconfig import get_paths
+def _hidden() -> str:
+    """Which of our packages another module hides, such as one of that name here; empty if none."""
+    home = Path(__file__).resolve().parents[2]
+    names = ("nsa", "phases", "reports")
+    hidden = (name for name in names if _found(name).resolve() != home / name)
+    return next((_hides(f"this program's {name}", _found(name)) for name in hidden), "")
 
-    installed = {get_paths()[kind] for kind in ("purelib", "platlib")}
-    for name in _MADE_WITH:
-        found = find_spec(name)
-        where = Path((found and found.origin) or "nowhere")
-        # Every one of them is a package.
-        if where.name != "__init__.py" and not any(map(where.is_relative_to, installed)):
-            return f"{where} hides the package {name}: rename it, or take it off PYTHONPATH"
-    return ""
+
+def _stranger() -> str:
+    """Which package that we need is a stray file of that name; empty if none is."""
+    strays = (name for name in _MADE_WITH if not _found(name).is_dir())
+    return next((_hides(f"the package {name}", _found(name)) for name in strays), "")
+
+
+def _found(name: str) -> Path:
+    """Where Python finds a package, or the file that is in its place."""
+    from importlib.util import find_spec
+
+    found = find_spec(name)
+    places = (*(found.submodule_search_locations or ()), found.origin) if found else ("nowhere",)
+    return Path(str(places[0]))
+
+
+def _hides(what: str, where: Path) -> str:
+    return f"{where} hides {what}: rename it, or take it off PYTHONPATH"
 
 
 def _tell(console: Console, *lines: str) -> None:

@@ -19,7 +19,8 @@ from pydantic import Field, model_validator
 from nsa.contract import Ceiling
 from nsa.settings import Count, Whole
 from runbook.errors import choice_for
-from runbook.records.measurement import Comparator, Record, unsaid
+from runbook.records.measurement import Record, unsaid
+from runbook.records.outcome import Comparator
 from runbook.records.own_trainer import OwnTrainer
 
 _HOLDS: dict[Comparator, Callable[[float, float], bool]] = {

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from nsa.contract import ELSEWHERE, PARTED, RANK_LINE, REFUSAL, ExitCode
-from runbook.launch.watch import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.surroundings import DISK_FULL
 from runbook.records import End, Kind, LaunchStatus, RankExit
 

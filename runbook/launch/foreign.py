@@ -24,8 +24,9 @@ from runbook.launch.end import (
     told_by_parent,
     without_others,
 )
-from runbook.launch.watch import RankState, RankWatch
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.live_status import held_mib
+from runbook.launch.watch.rank_state import RankState
 from runbook.process import carriers
 from runbook.records import End, Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer

@@ -29,7 +29,7 @@ from runbook.launch.launcher_api import (
     Start,
     unread,
 )
-from runbook.launch.watch import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.cards import AFTER, BEFORE, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
 from runbook.machine.surroundings import LoadMeter, nothing_starts

@@ -18,16 +18,8 @@ from pydantic import Field, TypeAdapter
 from runbook import DEFAULT_LAUNCHER, DEFAULT_OUT, DEFAULT_PLAN, DEFAULT_PROTOCOL, DEFAULT_QUEUE_S
 from runbook.errors import called_by, verdict_text
 from runbook.records.launch import Launch, LaunchResult
-from runbook.records.measurement import (
-    Check,
-    Measurement,
-    Outcome,
-    Record,
-    Series,
-    Table,
-    Verdict,
-    satisfies,
-)
+from runbook.records.measurement import Measurement, Record, Series, Table
+from runbook.records.outcome import Check, Outcome, Verdict, satisfies
 
 # Under this name a record's environment keeps the digest of the package under test, which every
 # launch says of itself.

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from runbook.errors import UsageError
-from runbook.records.measurement import TOKENS_PER_SECOND, Outcome
+from runbook.records.measurement import TOKENS_PER_SECOND
+from runbook.records.outcome import Outcome
 
 MAD_TO_SIGMA = 1.4826
 

@@ -23,9 +23,10 @@ from runbook.launch.incident import (
     write_summary,
 )
 from runbook.launch.incident.flight import read_flights
-from runbook.launch.watch import RankState, RankWatch
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.detectors import Anomaly, Monitor, record_anomaly
 from runbook.launch.watch.live_status import pulse_of
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import STOPPED, Budgets, Thresholds, Watchdog
 from runbook.process import signal_owned
 from runbook.records.measurement import TOKENS_PER_SECOND, duration_text

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
-from runbook.launch.watch import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.process import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory import records

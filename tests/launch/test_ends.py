@@ -19,8 +19,8 @@ from runbook.launch.end import (
     rank_exits,
 )
 from runbook.launch.observer import Pulse
-from runbook.launch.watch import RankState
 from runbook.launch.watch.live_status import pulse_of
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import Watchdog, blame
 from runbook.records import End, Kind, LaunchStatus
 from tests.factory.tables import table

@@ -21,7 +21,7 @@ from runbook.launch.incident.flight import (
     read_flights,
     read_nccl_rows,
 )
-from runbook.launch.watch import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.records import End, LaunchStatus
 
 TOKEN = "ab" * 16

@@ -18,8 +18,8 @@ from runbook.folder.launch.documents import RESOURCES
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.rows import read_rows
 from runbook.launch.attempt import with_kernel_log
-from runbook.launch.watch import RankState
 from runbook.launch.watch.live_status import ResourceLog
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.kernel_log import MOST_LINES, KernelLine, KernelLog, parse_lines
 from runbook.machine.surroundings import LoadMeter
 from runbook.records import End, LaunchStatus

@@ -17,8 +17,9 @@ from runbook.accounts.tables import written_account
 from runbook.launch.end import rank_exits
 from runbook.launch.nodes.running import RanksOnNodes
 from runbook.launch.observer import Observer
-from runbook.launch.watch import LOOKS_PER_S, Leeway, RankWatch, WallGap
+from runbook.launch.watch import LOOKS_PER_S, RankWatch
 from runbook.launch.watch.live_status import LiveStatus
+from runbook.launch.watch.rank_state import Leeway, WallGap
 from tests.factory import files
 from tests.factory.files import HEADER, record, row, say
 from tests.factory.tables import table

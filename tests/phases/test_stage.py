@@ -33,7 +33,7 @@ from runbook.records import (
 )
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence, RankLog, SetAside, TrainingLog
 from runbook.records.launch import option
-from runbook.records.measurement import Verdict
+from runbook.records.outcome import Verdict
 from tests.factory import records
 from tests.phases import builder, spoil
 from tests.phases.answers import get, says

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from runbook.errors import UsageError
-from runbook.records.measurement import Outcome, Verdict
+from runbook.records.outcome import Outcome, Verdict
 from runbook.tools.replay import Breach, Report, load_report
 from runbook.tools.replay.judge import RULES, ReplayRecord, judge_report
 from tests.cli.shell import inside

@@ -28,7 +28,7 @@ from runbook.launch.incident.flight import (
     one_machine,
     read_flights,
 )
-from runbook.launch.watch import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import STOPPED, Watchdog
 from runbook.process import run_tool
 from runbook.records import End, Kind, LaunchStatus

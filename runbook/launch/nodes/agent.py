@@ -26,7 +26,8 @@ from runbook.launch.command import as_typed, free_port, on_loopback, rendezvous
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE
 from runbook.launch.local import Host
 from runbook.launch.nodes import files
-from runbook.launch.watch import RankState, RankWatch
+from runbook.launch.watch import RankWatch
+from runbook.launch.watch.rank_state import RankState
 from runbook.process import environment_holds, has_ended_under, signal_owned
 
 _POLL_S = 0.1

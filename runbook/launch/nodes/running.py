@@ -13,7 +13,8 @@ from runbook.folder.launch import LineTail
 from runbook.launch.command import RefusedError
 from runbook.launch.launcher_api import Aftermath, Start
 from runbook.launch.nodes import files
-from runbook.launch.watch import RankState, RankWatch
+from runbook.launch.watch import RankWatch
+from runbook.launch.watch.rank_state import RankState
 from runbook.records.launch import End, LaunchStatus
 
 if TYPE_CHECKING:

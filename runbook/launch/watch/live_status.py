@@ -21,8 +21,8 @@ from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch import TableTail
 from runbook.folder.launch.documents import RESOURCES
 from runbook.launch.observer import Observer, Pulse, SilentRank
-from runbook.launch.watch import RankState
 from runbook.launch.watch.detectors import Monitor, step_of
+from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import SLOW_PHASES, STOPPED, Thresholds, blame
 from runbook.records import Launch
 

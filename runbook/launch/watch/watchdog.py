@@ -12,7 +12,7 @@ from typing import Any
 from nsa.contract import Event, NSAError, Phase
 from nsa.toggles import TOGGLES
 from runbook.errors import UsageError
-from runbook.launch.watch import RankState
+from runbook.launch.watch.rank_state import RankState
 from runbook.records import End, Kind, Launch, LaunchStatus
 
 _LEARNED_FACTOR = 5.0

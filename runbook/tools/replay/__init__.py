@@ -13,7 +13,8 @@ from pydantic import Field, model_validator
 
 from runbook.config.extends import locate, read_mapping, validated
 from runbook.files import data_path, read_bytes
-from runbook.records.measurement import Outcome, Record
+from runbook.records.measurement import Record
+from runbook.records.outcome import Outcome
 from runbook.stats import Decided
 from runbook.stats.launches import meets_target
 

@@ -15,7 +15,8 @@ from pydantic import Field
 
 from runbook.config import IDLE_MFU
 from runbook.files import shipped_data
-from runbook.records.measurement import Outcome, Record, Verdict
+from runbook.records.measurement import Record
+from runbook.records.outcome import Outcome, Verdict
 from runbook.stats import Decided, Decision
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
 from runbook.stats.launches import MOST_SCALING, STALE_BELOW, scaling

@@ -13,7 +13,7 @@ from phases.kit.finding import ending
 from phases.kit.playbook import playbook, remedy_for, situation_of, told
 from runbook.config import registry
 from runbook.records import Kind, LaunchStatus, Reason
-from runbook.records.measurement import STEP
+from runbook.records.outcome import STEP
 from tests.phases import builder
 from tests.phases.answers import ON_A_CPU, ON_TWO_A100
 
