@@ -39,8 +39,7 @@ Recorded = Callable[[Tensor], Tensor | None]
 def columns(cfg: NSAConfig) -> dict[str, slice]:
     """Where each part lies among the columns of the product, heads side by side."""
     widths = [math.prod(part_shape(part, cfg)) for part in PARTS]
-    ends = accumulate(widths)
-    return {p: slice(e - w, e) for p, e, w in zip(PARTS, ends, widths, strict=True)}
+    return {p: slice(e - w, e) for p, e, w in zip(PARTS, accumulate(widths), widths, strict=True)}
 
 
 def n_columns(cfg: NSAConfig) -> int:

@@ -81,8 +81,7 @@ def _widen(x: Tensor, cfg: NSAConfig) -> Tensor:
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, cfg: NSAConfig, way: Way) -> Tensor:
     """Causal attention [B,S,G,h,Dv] of q [B,S,G,h,Dk] on all of k, v [B,S,G,D]."""
-    out = _attend(_by_group(q), _widen(k, cfg), _widen(v, cfg), None, way)
-    return _by_token(out, q)
+    return _by_token(_attend(_by_group(q), _widen(k, cfg), _widen(v, cfg), None, way), q)
 
 
 def _selected_bias(chosen: Tensor, start: int, stop: int, cfg: NSAConfig) -> Tensor:

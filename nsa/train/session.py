@@ -24,7 +24,7 @@ from nsa.contract import (
 from nsa.data import Batch, DataStallError, Source, open_source
 from nsa.data.text import DataError
 from nsa.launch.envfile import announce, effective, write_env
-from nsa.launch.output import MIB, Heartbeat, say, shout
+from nsa.launch.output import MIB, Heartbeat, keep_no_large_block, say, shout
 from nsa.launch.plan import LaunchPlan
 from nsa.launch.process import Termination, by_hand, link_latest, open_run_dir
 from nsa.launch.ranks import Ranks, choose_device, parameter_hash, start_ranks, write_flight
@@ -148,6 +148,8 @@ class _Session:
         device = choose_device(plan)
         if device.type == "cuda":
             beat.cuda_mib = lambda: round(torch.cuda.memory_allocated() / MIB, 1)
+        else:
+            keep_no_large_block()
         ranks = start_ranks(plan, device)
         run_dir = plan.run_dir or self._by_hand(ranks)
         if plan.toggles.flag("NSA_NVTX"):

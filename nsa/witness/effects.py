@@ -294,8 +294,7 @@ def _safe_mode(seen: Seen) -> Evidence:
     found = {name: seen.toggles.values[name] for name in SAFE_MODE}
     wrapped = seen.engine.wrapped
     views = bool(wrapped and wrapped.ddp and wrapped.ddp.gradient_as_bucket_view)
-    evidence = {**found, "gradient_as_bucket_view": views}
-    return found == SAFE_MODE and not views, evidence
+    return found == SAFE_MODE and not views, {**found, "gradient_as_bucket_view": views}
 
 
 def _timeout(seen: Seen) -> Evidence:

@@ -240,8 +240,7 @@ class Movement:
 
 def _sample(piece: Piece) -> Tensor:
     flat = piece.of(piece.parameter.detach()).flatten()
-    stride = max(1, flat.numel() // _SPACED)
-    return flat[::stride].double().clone()
+    return flat[:: max(1, flat.numel() // _SPACED)].double().clone()
 
 
 def updates(optimizer: Optimizer) -> list[int]:

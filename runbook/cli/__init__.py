@@ -161,7 +161,7 @@ def _hidden() -> str:
 
 def _stranger() -> str:
     """Which package that we need is a stray file of that name; empty if none is."""
-    strays = (name for name in _MADE_WITH if not _found(name).is_dir())
+    strays = (name for name in _MADE_WITH if _found(name).is_file())
     return next((_hides(f"the package {name}", _found(name)) for name in strays), "")
 
 

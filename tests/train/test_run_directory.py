@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -105,6 +107,38 @@ def test_the_trace_holds_the_range_that_nvtx_promises(everything: Launch) -> Non
     assert "nsa.sel.ranges_v2" in names
     effects = [b for b in everything.beats(0, "effect") if b["toggle"] == "NSA_NVTX"]
     assert [b["took_effect"] for b in effects] == [True]
+
+
+# A large block is freed, which raises malloc's threshold; then 16 of 4 MiB, each with a small one
+# that stays behind it, so that nothing of them is at the end of the heap when they are freed.
+_FREED = """
+import ctypes, sys
+from nsa.launch.output import ResidentMemory, keep_no_large_block
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+if sys.argv[1] == "kept small":
+    keep_no_large_block()
+libc.free(libc.malloc(8 << 20))
+memory = ResidentMemory()
+before, held = memory.mib(), []
+for _ in range(16):
+    held.append(libc.malloc(4 << 20))
+    libc.memset(held[-1], 1, 4 << 20)
+    libc.memset(libc.malloc(4096), 1, 4096)
+for block in held:
+    libc.free(block)
+print(memory.mib() - before)
+"""
+
+
+@pytest.mark.parametrize(("how", "least", "most"), [("kept small", -1, 8), ("as it is", 48, 80)])
+def test_malloc_keeps_nothing_large_that_is_free(how: str, least: float, most: float) -> None:
+    """What it keeps looks like a leak: 64 MiB here, of which a rank that trains must keep none."""
+    argv = [sys.executable, "-c", _FREED, how]
+    told = subprocess.run(argv, check=True, capture_output=True, text=True).stdout
+    assert least <= float(told) <= most
 
 
 def test_memory_snapshots(everything: Launch) -> None:

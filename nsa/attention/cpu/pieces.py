@@ -161,8 +161,7 @@ def one_piece(cfg: NSAConfig, seq_len: int, dtype: torch.dtype) -> bool:
 
     Then what blocks would save is less than what many small products cost.
     """
-    heads = cfg.heads_per_group
-    return piece_tokens(cfg.n_kv_groups, heads, seq_len, dtype.itemsize) >= seq_len
+    return piece_tokens(cfg.n_kv_groups, cfg.heads_per_group, seq_len, dtype.itemsize) >= seq_len
 
 
 def masked_piece(chosen: Tensor, cut: Schedule) -> Piece:

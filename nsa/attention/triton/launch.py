@@ -92,8 +92,7 @@ def put(part: Any, told: Any) -> Any:
     """A cut, or a part of one, with what is told of its parts; None where it lacks that part."""
     if part is None or not isinstance(told, dict):
         return None if part is None else told
-    inner = {name: put(getattr(part, name), value) for name, value in told.items()}
-    return replace(part, **inner)
+    return replace(part, **{name: put(getattr(part, name), one) for name, one in told.items()})
 
 
 def cut_of(branch: str, q: Tensor, cfg: NSAConfig) -> Any:
@@ -102,8 +101,7 @@ def cut_of(branch: str, q: Tensor, cfg: NSAConfig) -> Any:
     cut = CHOOSERS[branch](cfg, seq_len, batch * groups)
     if not q.is_cuda:
         return cut
-    device, capability = _device(q.device.index)
-    return _with_choices(branch, cut, cfg, seq_len, q.dtype.itemsize, device, capability)
+    return _with_choices(branch, cut, cfg, seq_len, q.dtype.itemsize, *_device(q.device.index))
 
 
 @cache
