@@ -195,13 +195,13 @@ def _ranks_alive(case: Case, name: str) -> Finding:
     if len(last) > 1 or None in last:
         steps = ", ".join(f"rank {rank.rank} {rank.last_step}" for rank in launch.ranks)
         return invalid(Reason.MISMATCH, f"{name}: last steps differ: {steps}", evidence=paths)
-    hashes = {rank.param_hash for rank in launch.ranks}
-    if len(hashes) > 1:
+    silent = [rank.path for rank in launch.ranks if rank.param_hash is None]
+    if wanted > 1 and silent:
+        reason = f"{name}: no digest of the parameters at the end of {', '.join(silent)}"
+        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=silent)
+    if len({rank.param_hash for rank in launch.ranks}) > 1:
         reason = f"{name}: parameters differ between ranks at the end"
         return failed(Reason.MISMATCH, reason, evidence=paths)
-    if wanted > 1 and None in hashes:
-        reason = f"{name}: no rank reported its parameters' digest"
-        return incomplete(Reason.MISSING_ARTIFACT, reason, evidence=paths)
     reason = f"{wanted} rank(s) to step {last.pop()}, parameters equal"
     value = rank_value(launch.ranks[0], "ranks_alive", float(wanted), "ranks")
     return passed(reason, measurement=value, evidence=paths)
