@@ -4,7 +4,8 @@
 
 Prints now and at most for each number; exits with 1 where one is over. Code lines are those that
 are neither blank nor comment nor docstring. `modules` is the most modules in one folder, `thin`
-the number of modules under 40 code lines that one other imports alone.
+the number of modules under 40 code lines that one other imports alone, `judging` the files
+of the packages that one has to walk through from a phase's evidence to its rows and the verdict.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ import argparse
 import ast
 import io
 import sys
+import tarfile
+import tempfile
 import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import FrameType
 
 import grimp
 
 from runbook.cli import COMMANDS
+from runbook.config.load import load_profile_document
+from runbook.config.registry import phases
+from runbook.config.setup import setup_of_record
+from runbook.engine.verify import judged
+from runbook.folder import RECORD_FILE
+from runbook.folder.manifest import load_record
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("nsa", "runbook", "phases", "reports")
@@ -69,7 +79,35 @@ def measured(root: Path = ROOT) -> dict[str, int]:
     found["glossary.words"] = words([root / "docs" / "glossary.md"])
     found["thin"] = len(thin_modules(sizes))
     found["commands"] = len(COMMANDS)
-    return found
+    return found | {"judging": len(judging(root))}
+
+
+def judging(root: Path, phase: str = "baseline") -> set[str]:
+    """The files of which something runs while this phase of the kept GO is judged.
+
+    It is judged twice in this process: the first time loads modules and fills what is kept.
+    """
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            called.add(frame.f_code.co_filename)
+
+    with tempfile.TemporaryDirectory() as folder:
+        with tarfile.open(root / "tests" / "frozen" / "runs" / "go.tar.xz") as archive:
+            archive.extractall(folder, filter="data")
+        (run,) = Path(folder).iterdir()
+        record = load_record(run)
+        profile = load_profile_document(record.profile_document, where=RECORD_FILE)
+        setup, only = setup_of_record(record, profile=profile), {phase: phases()[phase]}
+        judged(record, run, setup, phases=only)
+        sys.setprofile(note)
+        try:
+            judged(record, run, setup, phases=only)
+        finally:
+            sys.setprofile(None)
+    own = tuple(f"{root / package}/" for package in PACKAGES)
+    return {file for file in called if file.startswith(own)}
 
 
 def words(files: Iterable[Path]) -> int:

@@ -71,6 +71,15 @@ def test_what_is_over_is_named_with_how_much(
     assert re.search(r"commands +3 +3", said.out)
 
 
+def test_files_are_counted_from_the_evidence_to_the_verdict() -> None:
+    walked = {str(Path(file).relative_to(ROOT)) for file in budget.judging(ROOT)}
+    assert walked >= {
+        "phases/baseline.py", "runbook/accounts/gradients.py", "runbook/engine/verify.py",
+        "runbook/folder/launch/rows.py", "runbook/records/measurement.py",
+    }  # fmt: skip
+    assert not walked & {"phases/nvtx.py", "nsa/train/loop.py", "runbook/cli/__init__.py"}
+
+
 SCRIPT = ROOT / "scripts" / "wheels.py"
 NAMES = [
     text.partition(">=")[0]
