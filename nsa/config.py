@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from nsa.contract import NSAError, raise_problems
@@ -108,10 +108,6 @@ class Way:
     use_flash: bool = True
     force_sdpa: bool = False
     kernels: Kernels = "masked"
-
-    def exact(self) -> Way:
-        """The same where all types can run, with nothing but products, masks and softmax."""
-        return replace(self, kernels="masked")
 
     def by_sdpa(self, device_type: str) -> bool:
         """Does a call run through scaled_dot_product_attention?"""
