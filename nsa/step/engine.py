@@ -284,14 +284,7 @@ class Engine:
 
     def rate(self, step: int) -> float:
         """Learning rate of an optimizer step."""
-        train = self.plan.config.train
-        return learning_rate(
-            step,
-            peak=train.lr,
-            warmup_steps=train.warmup_steps,
-            total_steps=self.plan.schedule_steps,
-            shape=train.lr_schedule,
-        )
+        return learning_rate(step, self.plan.config.train, total_steps=self.plan.schedule_steps)
 
     def clip(self) -> Tensor:
         """Clip the gradients to the config's norm; returns the norm that they had."""
