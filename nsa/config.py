@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from nsa.contract import NSAError, raise_problems
 
 Phi = Literal["avg", "mlp"]
-Path = Literal["reference", "sequential", "batched"]
+Path = Literal["sequential", "batched"]
 Ranges = Literal["v1", "v2"]
 # By what attention runs off the CPU: torch's SDPA with masks, or this package's kernels, for all
 # branches and the choice of blocks.
@@ -96,7 +96,7 @@ class NSAConfig:
 class Way:
     """How attention runs, whatever its shape; every way computes the same.
 
-    path: "reference" (masks written out), "sequential" (token by token) or "batched" (fast).
+    path: "sequential" (token by token) or "batched" (fast).
     selection_ranges: "v1" plain loops, "v2" vectorized. use_flash: False avoids fused kernels.
     force_sdpa: run batched prefill through SDPA on the CPU too, so that restrictions on its
     kernels have something to act on. kernels: by what attention runs off the CPU, whether it can
@@ -108,10 +108,6 @@ class Way:
     use_flash: bool = True
     force_sdpa: bool = False
     kernels: Kernels = "masked"
-
-    def exact(self) -> Way:
-        """The same where all types can run, with nothing but products, masks and softmax."""
-        return replace(self, kernels="masked")
 
     def by_sdpa(self, device_type: str) -> bool:
         """Does a call run through scaled_dot_product_attention?"""

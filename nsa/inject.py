@@ -98,10 +98,12 @@ def at_step(act: Callable[[Any], None], *, every: bool = False) -> Install:
     return install
 
 
-def instead(module: str, name: str, act: Callable[..., Any], *, at_once: bool = False) -> Install:
-    """Call `act(function, its arguments)` in the place of a function of the trainer once due.
+def instead(
+    module: str, name: str, act: Callable[..., Any], *, at_once: bool = False, once: bool = False
+) -> Install:
+    """Call `act(function, its arguments)` in the place of a function of the trainer when due.
 
-    at_once: on the rank's first call already, whatever the step.
+    at_once: on the rank's first call already, whatever the step. once: in the place of one call.
     """
 
     def install(injector: Injector) -> None:
@@ -109,7 +111,8 @@ def instead(module: str, name: str, act: Callable[..., Any], *, at_once: bool = 
 
         def make(real: Callable[..., Any]) -> Callable[..., Any]:
             def changed(*args: Any, **options: Any) -> Any:
-                if not (injector.here if at_once else injector.due()):
+                due = injector.here if at_once else injector.due()
+                if not due or (once and injector.injected):
                     return real(*args, **options)
                 injector.mark()
                 return act(real, *args, **options)
@@ -144,39 +147,21 @@ def in_backward(loss: Any, act: Callable[[Any], Any]) -> Any:
 
 
 def loss_as(change: Callable[[Any], Any]) -> Install:
-    """Give `change(loss)` to the backward pass, once."""
+    """Give `change(loss)` to the backward pass, once: the first loss in a step is the step's."""
 
-    def install(injector: Injector) -> None:
-        from nsa.step.engine import Engine
+    def act(loss: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        return change(loss(*args, **options))
 
-        count_steps(injector)
-
-        def make(loss: Callable[..., Any]) -> Callable[..., Any]:
-            def changed(engine: Any, *args: Any, **options: Any) -> Any:
-                value = loss(engine, *args, **options)
-                if not injector.due() or not value.requires_grad or injector.injected:
-                    return value
-                injector.mark()
-                return change(value)
-
-            return changed
-
-        wrap(Engine, "loss", make)
-
-    return install
-
-
-def only_with(name: str, value: str, act: Callable[[Any], None]) -> Install:
-    """A fault that a toggle brings about: for the triage, which has to find the toggle."""
-
-    def act_if(engine: Any) -> None:
-        if os.environ.get(name) == value:
-            act(engine)
-
-    return at_step(act_if)
+    return instead("nsa.step.engine", "Engine.loss", act, once=True)
 
 
 # -- the faults ------------------------------------------------------------------------------------
+
+
+def _exit_with_static_graph(_engine: Any) -> None:
+    """A fault that a toggle brings about: for the triage, which has to find the toggle."""
+    if os.environ.get("NSA_DDP_STATIC_GRAPH") == "1":
+        os._exit(7)
 
 
 def _end_by(number: int) -> Callable[[Any], None]:
@@ -214,10 +199,6 @@ def _sleep(_engine: Any, seconds: float = FOREVER_S) -> None:
 def _spin(_engine: Any) -> None:
     while True:
         pass
-
-
-def _sleep_in_backward(loss: Any) -> Any:
-    return in_backward(loss, _sleep)
 
 
 def _extra_all_reduce(engine: Any) -> None:
@@ -282,10 +263,6 @@ def _slow_phases(injector: Injector) -> None:
     wrap(settle, "evaluate", slow)
     injector.step = 1
     at_step(partial(_sleep, seconds=seconds))(injector)
-
-
-def _scaled_gradient(factor: float) -> Callable[[Any], Any]:
-    return lambda loss: in_backward(loss, lambda grad: grad * factor)
 
 
 def _silence_gradients(engine: Any) -> None:
@@ -369,7 +346,7 @@ KINDS: dict[str, Install] = {
     "grandchild": at_step(_grandchild),
     "sleep": at_step(_sleep),
     "spin": at_step(_spin),
-    "sleep_backward": loss_as(_sleep_in_backward),
+    "sleep_backward": loss_as(partial(in_backward, act=_sleep)),
     "stop": at_step(_end_by(signal.SIGSTOP)),
     "hang_init": hang_in("nsa.train.session", "Engine"),
     "hang_eval": hang_in("nsa.train.settle", "evaluate"),
@@ -385,11 +362,11 @@ KINDS: dict[str, Install] = {
     "clock_jump": at_step(_jump_clock),
     "clock_jump_hang": at_step(_jump_clock_and_sleep),
     "slow_phases": _slow_phases,
-    "exit_with_static_graph": only_with("NSA_DDP_STATIC_GRAPH", "1", lambda _engine: os._exit(7)),
+    "exit_with_static_graph": at_step(_exit_with_static_graph),
     "nan": loss_as(lambda loss: loss * float("nan")),
     "inf": loss_as(lambda loss: loss * float("inf")),
     "loss_spike": loss_as(lambda loss: loss * 5.0),
-    "exploding": loss_as(_scaled_gradient(1e6)),
+    "exploding": loss_as(partial(in_backward, act=lambda grad: grad * 1e6)),
     "zero_gradients": at_step(_silence_gradients),
     "gate_collapse": at_step(_collapse_gates),
     "flatline": instead("nsa.step.numbers", "Mark.seconds", lambda _real, _mark: 0.125),

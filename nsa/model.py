@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -153,6 +155,16 @@ class NSALanguageModel(nn.Module):
         """Run the attention of every layer like this from now on."""
         for one in self.attentions():
             one.way = way
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """Run the attention of every layer with nothing but products, masks and softmax."""
+        before = self.attentions()[0].way
+        self.attend_by(replace(before, kernels="masked"))
+        try:
+            yield
+        finally:
+            self.attend_by(before)
 
     def n_parameters(self) -> int:
         """Number of distinct parameters; a tied head counts once."""

@@ -8,6 +8,7 @@ squares, as shares of what is right.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +60,6 @@ class Gap:
     error: float
     allowed: float
 
-    @classmethod
-    def twice(cls, *, what: str, error: float, ours: float) -> Gap:
-        """Twice as far off as our own result is allowed, and what sums of float32 are."""
-        return cls(what=what, error=error, allowed=max(TIMES_OURS * ours, FLOAT32_SUMS))
-
     def __str__(self) -> str:
         return f"{self.what}: off by {self.error:.3g}, allowed {self.allowed:.3g}"
 
@@ -76,6 +72,23 @@ class Gap:
     def beyond(self) -> float:
         """The error in units of the bound; one that is no number is beyond all others."""
         return math.inf if math.isnan(self.error) else self.error / self.allowed
+
+
+def errors_of(got: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> dict[str, float]:
+    """The errors of results by name, each over its whole tensor."""
+    return {name: error_of(got[name], value).whole for name, value in right.items()}
+
+
+def widest(errors: Mapping[str, float], ours: Mapping[str, float], *, of: str = "") -> Gap:
+    """The widest gap of results by name, `of` something.
+
+    Twice as far off as our own result of that name is allowed, and what sums of float32 are.
+    """
+    gaps = [
+        Gap(what=of + name, error=error, allowed=max(TIMES_OURS * ours[name], FLOAT32_SUMS))
+        for name, error in errors.items()
+    ]
+    return max(gaps, key=lambda gap: gap.beyond)
 
 
 def or_null(number: float, digits: int = 17) -> float | None:

@@ -90,7 +90,7 @@ def check_peer(x: dict[str, Tensor], check_to: int, peer: Peer) -> tuple[float, 
     cfg, out = peer.own_cfg(cfg_of(x)), called(peer, x)
     seq_len, kept = out.shape[1], min(out.shape[1], check_to)
     wide = {n: value.detach()[:, :kept].double().requires_grad_() for n, value in x.items()}
-    truth, _ = attend(Branches(**wide), cfg, Way(path="reference"))
+    truth, _ = attend(Branches(**wide), cfg, Way(path="sequential"))
     taking_all = min(kept, cfg.n_sel * cfg.l_sel)
     if seq_len == taking_all:
         same = torch.ones((), dtype=torch.float64, device=out.device)
@@ -105,13 +105,13 @@ def check_peer(x: dict[str, Tensor], check_to: int, peer: Peer) -> tuple[float, 
 
 
 def check_sparse(x: dict[str, Tensor], check_to: int, kernels: Kernels) -> tuple[float, str]:
-    """Error against the reference in float64, and what was compared."""
+    """Error against token by token in float64, and what was compared."""
     seq_len = x["q"].shape[1]
     kept = min(seq_len, check_to)
     # A block that begins inside and ends outside belongs to neither; l_sel divides check_to.
     short = {name: value[:, :kept] for name, value in x.items()}
     wide = {name: value.detach().double().requires_grad_() for name, value in short.items()}
-    truth, theirs = attend(Branches(**wide), cfg_of(x), Way(path="reference"))
+    truth, theirs = attend(Branches(**wide), cfg_of(x), Way(path="sequential"))
     out, mine = ours(x, kernels)
     same = (theirs == mine[:, :kept, :, : theirs.shape[-1]]).all(-1).all(-1)
     share = float(same.double().mean())

@@ -1,7 +1,7 @@
 """Native Sparse Attention as functions of tensors: without tricks, and how a call will run.
 
-`reference` and `sequential` are the equations as they are, `batched_cpu` and `batched_sdpa` compute
-the same, fast. The module on top is `nsa.layer.NSAAttention`.
+`sequential` is the equations as they are, `batched_cpu` and `batched_sdpa` compute the same, fast.
+The module on top is `nsa.layer.NSAAttention`.
 """
 
 from __future__ import annotations
@@ -23,98 +23,64 @@ from nsa.attention.selection import (
     block_map,
     build_ranges,
     compress,
-    compressed_probabilities,
     full_float32,
     group_queries,
-    n_visible,
     pick_blocks,
-    range_tokens,
 )
 from nsa.attention.triton import triton_problem
 from nsa.config import BATCHED, NSAConfig, Ranges, Way
 from nsa.contract import NSAError, raise_problems
 
 
-def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, cfg: NSAConfig) -> Tensor:
-    """Attention of q [B,G,S,h,Dk] on the keys that mask [B,G,S,S] allows; [B,G,S,h,Dv]."""
-    logits = torch.einsum("bgshd,bgtd->bgsht", q, k) * cfg.d_k**-0.5
-    logits = logits.masked_fill(~mask[:, :, :, None, :], float("-inf"))
-    return torch.einsum("bgsht,bgtd->bgshd", logits.softmax(-1), v)
+def _probabilities(q: Tensor, k: Tensor, cfg: NSAConfig, seen: Tensor | None = None) -> Tensor:
+    """Of q [B,G,1,h,Dk] on all keys [B,G,T,Dk], or those that are seen [B,G,1,T]: [B,G,1,h,T]."""
+    logits = torch.einsum("bgchd,bgtd->bgcht", q, k) * cfg.d_k**-0.5
+    if seen is not None:
+        logits = logits.masked_fill(~seen[:, :, :, None], float("-inf"))
+    return logits.softmax(-1)
 
 
-def _mixed(gates: Tensor, o_cmp: Tensor, o_sel: Tensor, o_win: Tensor) -> Tensor:
-    """Equation 5: the sum [B,S,H,Dv] of branches [B,G,S,h,Dv], by gates [B,G,S,h,3]."""
-    out = gates[..., 0:1] * o_cmp + gates[..., 1:2] * o_sel + gates[..., 2:3] * o_win
-    return out.transpose(1, 2).flatten(2, 3)
+def _weighted(p: Tensor, v: Tensor) -> Tensor:
+    """Sums [B,G,1,h,Dv] of values [B,G,T,Dv] by probabilities."""
+    return torch.einsum("bgcht,bgtd->bgchd", p, v)
 
 
-def reference(x: Branches, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Tensor]:
-    """NSA with every mask written out: output [B,S,H,Dv] and the selected blocks [B,S,G,n_sel].
-
-    It takes O(S^2) memory, every branch one softmax. Half types are computed in float32 throughout
-    and rounded once, at the end.
-    """
-    seq_len, dtype = x.q.shape[1], x.q.dtype
-    wide = x.to(accumulate_dtype(dtype))
-    q = group_queries(wide.q, cfg)
-    positions = torch.arange(seq_len, device=q.device)
-
-    k_cmp = compress(wide.k_cmp, cfg).transpose(1, 2)
-    v_cmp = compress(wide.v_cmp, cfg).transpose(1, 2)
-    p_cmp = compressed_probabilities(q, k_cmp, positions, cfg)
-    o_cmp = torch.einsum("bgshn,bgnd->bgshd", p_cmp, v_cmp)
-
-    n_blocks = cfg.n_blocks(seq_len)
-    blocks = pick_blocks(p_cmp, positions, n_blocks, cfg).transpose(1, 2)
-    causal = positions <= positions[:, None]
-    chosen = block_map(build_ranges(blocks, cfg, version), n_blocks, cfg).transpose(1, 2)
+def attend_selected(q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, cfg: NSAConfig) -> Tensor:
+    """Attention of one token's q [B,G,1,h,Dk] on ranges [B,1,G,n,2] in k, v [B,G,T,D] up to it."""
+    seq_len = k.shape[2]
+    chosen = block_map(ranges, cfg.n_blocks(seq_len), cfg).transpose(1, 2)
     tokens = chosen.repeat_interleave(cfg.l_sel, -1)[..., :seq_len]
-    k_sel, v_sel = wide.k_sel.transpose(1, 2), wide.v_sel.transpose(1, 2)
-    o_sel = _masked_attention(q, k_sel, v_sel, tokens & causal, cfg)
-
-    near = (causal & (positions > positions[:, None] - cfg.w)).expand(tokens.shape)
-    o_win = _masked_attention(q, wide.k_win.transpose(1, 2), wide.v_win.transpose(1, 2), near, cfg)
-
-    return _mixed(group_queries(wide.gates, cfg), o_cmp, o_sel, o_win).to(dtype), blocks
-
-
-def attend_selected(
-    q: Tensor, k: Tensor, v: Tensor, ranges: Tensor, width: int, cfg: NSAConfig
-) -> Tensor:
-    """Attention of q [B,G,1,h,Dk] on the tokens of ranges [B,1,G,n,2] in k, v [B,T,G,D]."""
-    index, valid = range_tokens(ranges[:, 0], width)
-    # [B,T,G,D] gathered along T with an index per batch element and group.
-    index = index.transpose(1, 2)[..., None]
-    keys = k.gather(1, index.expand(-1, -1, -1, k.shape[-1])).transpose(1, 2)
-    values = v.gather(1, index.expand(-1, -1, -1, v.shape[-1])).transpose(1, 2)
-    logits = torch.einsum("bgchd,bgtd->bgcht", q, keys) * cfg.d_k**-0.5
-    logits = logits.masked_fill(~valid[:, :, None, None, :], float("-inf"))
-    return torch.einsum("bgcht,bgtd->bgchd", logits.softmax(-1), values)
+    return _weighted(_probabilities(q, k, cfg, tokens), v)
 
 
 def sequential(x: Branches, cfg: NSAConfig, version: Ranges) -> tuple[Tensor, Tensor]:
-    """Token by token, against all before it: output [B,S,H,Dv] and the blocks [B,S,G,n_sel]."""
+    """Token by token, against all before it: output [B,S,H,Dv] and the blocks [B,S,G,n_sel].
+
+    Half types are computed in float32 throughout and rounded once, at the end.
+    """
     dtype = x.q.dtype
     wide = x.to(accumulate_dtype(dtype))
     queries, gates = group_queries(wide.q, cfg), group_queries(wide.gates, cfg)
-    keys, values = (compress(t, cfg).transpose(1, 2) for t in (wide.k_cmp, wide.v_cmp))
+    k_cmp, v_cmp = (compress(t, cfg).transpose(1, 2) for t in (wide.k_cmp, wide.v_cmp))
+    k_sel, v_sel, k_win, v_win = (
+        t.transpose(1, 2) for t in (wide.k_sel, wide.v_sel, wide.k_win, wide.v_win)
+    )
     outputs, picked = [], []
     for t in range(x.q.shape[1]):
-        at, past, near = slice(t, t + 1), slice(0, t + 1), slice(max(0, t + 1 - cfg.w), t + 1)
-        q, position = queries[:, :, at], torch.tensor([t], device=x.q.device)
-        seen = int(n_visible(torch.tensor(t), keys.shape[2], cfg))
-        p_cmp = compressed_probabilities(q, keys[:, :, :seen], position, cfg)
-        o_cmp = torch.einsum("bgchn,bgnd->bgchd", p_cmp, values[:, :, :seen])
-
+        past, near = slice(t + 1), slice(max(0, t + 1 - cfg.w), t + 1)
+        q, position = queries[:, :, t : t + 1], torch.tensor([t], device=x.q.device)
+        ended = slice(cfg.n_compressed(t + 1))
+        p_cmp = _probabilities(q, k_cmp[:, :, ended], cfg)
         blocks = pick_blocks(p_cmp, position, cfg.n_blocks(t + 1), cfg).transpose(1, 2)
         ranges = build_ranges(blocks, cfg, version, position)
-        width = min(cfg.n_sel * cfg.l_sel, t + 1)
-        o_sel = attend_selected(q, wide.k_sel[:, past], wide.v_sel[:, past], ranges, width, cfg)
-
-        logits = torch.einsum("bgchd,btgd->bgcht", q, wide.k_win[:, near]) * cfg.d_k**-0.5
-        o_win = torch.einsum("bgcht,btgd->bgchd", logits.softmax(-1), wide.v_win[:, near])
-
-        outputs.append(_mixed(gates[:, :, at], o_cmp, o_sel, o_win))
+        branches = (
+            _weighted(p_cmp, v_cmp[:, :, ended]),
+            attend_selected(q, k_sel[:, :, past], v_sel[:, :, past], ranges, cfg),
+            _weighted(_probabilities(q, k_win[:, :, near], cfg), v_win[:, :, near]),
+        )
+        # Equation 5.
+        mixed = (torch.stack(branches, -1) * gates[:, :, t : t + 1, :, None]).sum(-1)
+        outputs.append(mixed.transpose(1, 2).flatten(2, 3))
         picked.append(blocks)
     return torch.cat(outputs, 1).to(dtype), torch.cat(picked, 1)
 
@@ -130,8 +96,6 @@ def attend(x: Branches, cfg: NSAConfig, way: Way = BATCHED) -> tuple[Tensor, Ten
     compiling = torch.compiler.is_compiling()
     precise = nullcontext() if compiling else full_float32()
     with torch.autocast(x.q.device.type, enabled=False), precise:
-        if way.path == "reference":
-            return reference(x, cfg, way.selection_ranges)
         if way.path == "sequential":
             return sequential(x, cfg, way.selection_ranges)
         # A compiler does not look into pieces that numbers decide.

@@ -61,29 +61,6 @@ def compress(x: Tensor, cfg: NSAConfig) -> Tensor:
     return x.to(accumulate_dtype(x.dtype))
 
 
-def n_visible(positions: Tensor, n: int, cfg: NSAConfig) -> Tensor:
-    """How many compression blocks each position sees: block i needs i*d + l - 1 <= t."""
-    count = torch.div(positions + 1 - cfg.l, cfg.d, rounding_mode="floor") + 1
-    return torch.clamp(count, 0, n)
-
-
-def compressed_probabilities(q: Tensor, k: Tensor, positions: Tensor, cfg: NSAConfig) -> Tensor:
-    """Softmax over the visible compressed keys only (equation 8).
-
-    q [B,G,C,h,Dk] at `positions` [C], k [B,G,N,Dk], both of the accumulation type; returns
-    [B,G,C,h,N]. A query that sees no compressed key gets a row of exact zeros.
-    """
-    logits = torch.einsum("bgchd,bgnd->bgchn", q, k) * cfg.d_k**-0.5
-    n = k.shape[2]
-    count = n_visible(positions, n, cfg)[:, None]
-    visible = torch.arange(n, device=q.device) < count
-    # A row without any visible key keeps finite logits: its softmax is discarded, not NaN.
-    hidden = ~visible & (count > 0)
-    logits = logits.masked_fill(hidden[:, None, :], float("-inf"))
-    p: Tensor = logits.softmax(-1) * visible[:, None, :]
-    return p
-
-
 def overlap_weights(cfg: NSAConfig) -> list[tuple[int, int]]:
     """Equation 9 as (offset, weight): block j sums weight * p[j * l_sel/d + offset].
 
@@ -284,14 +261,3 @@ def block_bits(ranges: Tensor, cfg: NSAConfig) -> Tensor:
     bit = torch.arange(32, dtype=torch.int32, device=ranges.device)
     packed = (covered << bit).sum(-1, dtype=torch.int32)
     return packed.permute(0, 2, 3, 1).flatten(0, 1).contiguous()
-
-
-def range_tokens(ranges: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Token indices of ranges [..., n, 2] in order: index and valid, both [..., width]."""
-    lengths = ranges[..., 1] - ranges[..., 0]
-    ends = lengths.cumsum(-1)
-    place = torch.arange(width, device=ranges.device).expand(*ranges.shape[:-2], width).contiguous()
-    owner = torch.searchsorted(ends, place, right=True).clamp_max(ranges.shape[-2] - 1)
-    offset = ranges[..., 0] - (ends - lengths)
-    valid = place < ends[..., -1:]
-    return torch.where(valid, place + offset.gather(-1, owner), 0), valid

@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 
 from nsa.attention.selection import full_float32
-from nsa.config import Way
 from nsa.contract import Event
 from nsa.launch.envfile import sdpa_kernels
 from nsa.launch.output import Heartbeat
 from nsa.model import Layer, NSALanguageModel, Whole, mean_loss, whole
-from nsa.rounding import TIMES_OURS, Gap, error_of
+from nsa.rounding import TIMES_OURS, Gap, errors_of, widest
 from nsa.settings import ConfigError
 
 
@@ -196,11 +195,10 @@ def compare(
 
 
 def _layers(model: NSALanguageModel, x: Tensor, autocast: Autocast) -> list[Gap]:
-    other: Layer = model.layers[0]  # type: ignore[assignment]
-    way = other.attention.way
-    exact = _Run(_ours(model, other, way.exact()), x, None, full_float32)
-    own = _Run(_ours(model, other, way), x, None, autocast)
-    theirs = _Run(other, x, model.compiled, autocast)
+    layer: Layer = model.layers[0]  # type: ignore[assignment]
+    with model.exactly():
+        exact = _Run(layer, x, None, full_float32)
+    own, theirs = (_Run(layer, x, by, autocast) for by in (None, model.compiled))
     off = [(run.blocks != exact.blocks).flatten(2).any(-1) for run in (own, theirs)]
     ours_off, theirs_off = (float(one.double().mean()) for one in off)
     choices = Gap(
@@ -211,7 +209,8 @@ def _layers(model: NSALanguageModel, x: Tensor, autocast: Autocast) -> list[Gap]
     alike = ~(off[0] | off[1])
     with full_float32():
         truth = exact.values(alike)
-    return [choices, _worst("layer", truth, own.values(alike), theirs.values(alike))]
+    ours, others = (errors_of(run.values(alike), truth) for run in (own, theirs))
+    return [choices, widest(others, ours, of="layer, ")]
 
 
 class _Run:
@@ -244,22 +243,14 @@ def _losses(loss: Loss, logits: Tensor) -> Gap:
     def exact(z: Tensor, of: Tensor) -> Tensor:
         return -z.log_softmax(-1).gather(-1, of[..., None]).mean()
 
-    found = []
-    for function, z in ((exact, logits.double()), (mean_loss, logits), (loss, logits)):
+    def values(function: Loss, z: Tensor) -> dict[str, Tensor]:
         leaf = z.detach().clone().requires_grad_()
         out = function(leaf, following)
-        found.append({"value": out.detach()} | _slopes(out, {"logits": leaf}, 1.0))
-    return _worst("loss", *found)
+        return {"value": out.detach()} | _slopes(out, {"logits": leaf}, 1.0)
 
-
-def _ours(model: NSALanguageModel, other: Layer, way: Way) -> Layer:
-    """A copy of the layer as our own modules run it."""
-    with torch.device("meta"):  # draws no random numbers
-        layer = Layer(model.cfg)
-    layer.to_empty(device=other.mlp_norm.weight.device)
-    layer.load_state_dict(other.state_dict())
-    layer.attention.way = way
-    return layer
+    truth = values(exact, logits.double())
+    ours, others = (errors_of(values(one, logits), truth) for one in (mean_loss, loss))
+    return widest(others, ours, of="loss, ")
 
 
 def _numbers(
@@ -271,21 +262,6 @@ def _numbers(
         for width in (model.cfg.attention.dim, model.cfg.vocab_size)
     )
     return x, logits
-
-
-def _worst(
-    name: str, truth: dict[str, Tensor], ours: dict[str, Tensor], theirs: dict[str, Tensor]
-) -> Gap:
-    """The widest gap of one part, which was computed exactly, as ours and as the others."""
-    gaps = [
-        Gap.twice(
-            what=f"{name}, {of}",
-            error=error_of(theirs[of], right).whole,
-            ours=error_of(ours[of], right).whole,
-        )
-        for of, right in truth.items()
-    ]
-    return max(gaps, key=lambda gap: gap.beyond)
 
 
 def _slopes(out: Tensor, leaves: dict[str, Tensor], seen: Tensor | float) -> dict[str, Tensor]:

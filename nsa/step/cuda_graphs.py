@@ -11,7 +11,7 @@ replay. While anything watches, the layers run from the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nsa.attention.tracing import is_watched
 from nsa.model import Layer, NSALanguageModel, Whole
-from nsa.rounding import Gap, error_of
+from nsa.rounding import Gap, errors_of, widest
 
 # What autograd calls the backward pass of a layer that was replayed.
 REPLAYED_NODE = "GraphedBackward"
@@ -148,54 +148,44 @@ def roundings(
     model: NSALanguageModel,
     loss: Loss,
     exact: Loss,
-    tokens: tuple[int, int],
+    tokens: Tensor,
     half: torch.dtype | None = None,
 ) -> dict[str, float]:
-    """How far loss and gradients of one sequence are from the same in float32, as shares.
+    """How far loss and gradients are from the same in float32, as shares.
 
     loss: mean loss of tokens [B, S+1], as it trains; exact: the same in float32; half: the type in
     which the former multiplies. The loss is one number, and near the right one by chance: its share
     is no less than what that type rounds a number by.
     """
     model.run_from_host(2)
-    one = _drawn(model, tokens)[0][:1]
-    plain, wide = _values(model, loss, one), _values(model, exact, one)
-    found = {name: error_of(plain[name], value).whole for name, value in wide.items()}
+    found = errors_of(_values(model, loss, tokens), _values(model, exact, tokens))
     roundoff = 0.0 if half is None else torch.finfo(half).eps / 2
     return found | {_LOSS: max(found[_LOSS], roundoff)}
 
 
 def replay_gap(
-    model: NSALanguageModel, loss: Loss, rounding: Mapping[str, float], tokens: tuple[int, int]
+    model: NSALanguageModel,
+    loss: Loss,
+    exact: Loss,
+    tokens: tuple[int, int],
+    half: torch.dtype | None = None,
 ) -> Gap:
     """Hold a replayed pass against the same pass launched by the host, loss and all gradients.
 
-    A library may choose other kernels while it is recorded, so the two agree as roundings do.
-    Other tokens are replayed in between, so that a replay that reads what lay there before is
-    seen. Leaves no gradient.
+    A library may choose other kernels while it is recorded, so the two agree as the `roundings` of
+    one sequence do. Other tokens are replayed in between, so that a replay that reads what lay
+    there before is seen. tokens: B and S. Leaves no gradient.
     """
-    if model.recording is None:
-        raise RuntimeError("nothing is recorded: Engine.configure() comes first")
-    first, other = _drawn(model, tokens)
+    device = model.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(_SEED)
+    shape, words = (2, tokens[0], tokens[1] + 1), model.cfg.vocab_size
+    first, other = torch.randint(words, shape, generator=generator, device=device)
+    rounding = roundings(model, loss, exact, first[:1], half)
     model.run_from_host()
     right = _values(model, loss, first)
     _values(model, loss, other)
     replayed = _values(model, loss, first)
-    gaps = [
-        Gap.twice(what=name, error=error_of(replayed[name], value).whole, ours=rounding[name])
-        for name, value in right.items()
-    ]
-    return max(gaps, key=lambda gap: gap.beyond)
-
-
-def _drawn(model: NSALanguageModel, tokens: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    device = model.embedding.weight.device
-    generator = torch.Generator(device).manual_seed(_SEED)
-    shape = (2, tokens[0], tokens[1] + 1)
-    first, other = torch.randint(
-        model.cfg.vocab_size, shape, generator=generator, device=device
-    ).unbind()
-    return first, other
+    return widest(errors_of(replayed, right), rounding)
 
 
 def _values(model: NSALanguageModel, loss: Loss, tokens: Tensor) -> dict[str, Tensor]:

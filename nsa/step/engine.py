@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -97,7 +98,12 @@ class Engine:
     @property
     def dtype(self) -> torch.dtype:
         """The type of attention's inputs."""
-        return _AUTOCAST.get(self.plan.config.runtime.precision, torch.float32)
+        return self._half or torch.float32
+
+    @property
+    def _half(self) -> torch.dtype | None:
+        """What autocast multiplies in; None without."""
+        return _AUTOCAST.get(self.plan.config.runtime.precision)
 
     @property
     def uses_ddp(self) -> bool:
@@ -149,7 +155,7 @@ class Engine:
             self._mean_loss,
             tokens=self.plan.micro_batch,
             autocast=self.autocast,
-            half=_AUTOCAST.get(self.plan.config.runtime.precision),
+            half=self._half,
         )
 
     def _record(self, toggles: ToggleSet) -> None:
@@ -204,31 +210,20 @@ class Engine:
 
     def compare_replay(self) -> Gap:
         """A replayed pass held against the same pass launched by the host."""
+        loss = partial(self.loss, wrapped=False)
         tokens = self.plan.micro_batch
-
-        def loss(of: Tensor) -> Tensor:
-            return self.loss(of, wrapped=False)
-
-        half = _AUTOCAST.get(self.plan.config.runtime.precision)
-        rounding = replay.roundings(self.model, loss, self._exact_loss, tokens, half)
-        return replay.replay_gap(self.model, loss, rounding, tokens)
+        return replay.replay_gap(self.model, loss, self._exact_loss, tokens, self._half)
 
     def _exact_loss(self, tokens: Tensor) -> Tensor:
         """The loss in float32 throughout: branches by masks, no autocast, no TF32."""
-        way = self.model.attentions()[0].way
-        self.model.attend_by(way.exact())
-        try:
-            with full_float32():
-                return mean_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
-        finally:
-            self.model.attend_by(way)
+        with self.model.exactly(), full_float32():
+            return mean_loss(self.model(tokens[:, :-1]), tokens[:, 1:])
 
     def autocast(self) -> AbstractContextManager[object]:
         """The precision of forward passes; master weights stay in fp32."""
-        dtype = _AUTOCAST.get(self.plan.config.runtime.precision)
-        if dtype is None:
+        if self._half is None:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=dtype)
+        return torch.autocast(self.device.type, dtype=self._half)
 
     def loss(self, tokens: Tensor, *, wrapped: bool = True) -> Tensor:
         """Mean next-token loss in nats of tokens [B, S+1] on the device."""
@@ -289,14 +284,7 @@ class Engine:
 
     def rate(self, step: int) -> float:
         """Learning rate of an optimizer step."""
-        train = self.plan.config.train
-        return learning_rate(
-            step,
-            peak=train.lr,
-            warmup_steps=train.warmup_steps,
-            total_steps=self.plan.schedule_steps,
-            shape=train.lr_schedule,
-        )
+        return learning_rate(step, self.plan.config.train, total_steps=self.plan.schedule_steps)
 
     def clip(self) -> Tensor:
         """Clip the gradients to the config's norm; returns the norm that they had."""

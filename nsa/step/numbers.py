@@ -205,13 +205,12 @@ def post(
 FINAL_LR_SHARE = 0.1
 
 
-def learning_rate(
-    step: int, *, peak: float, warmup_steps: int, total_steps: int, shape: str
-) -> float:
+def learning_rate(step: int, train: TrainSection, *, total_steps: int) -> float:
     """Rate of optimizer step `step` (from 1): a linear ramp, then cosine down to a tenth."""
+    peak, warmup_steps = train.lr, train.warmup_steps
     if step <= warmup_steps:
         return peak * step / warmup_steps
-    if shape == "constant":
+    if train.lr_schedule == "constant":
         return peak
     progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
     share = FINAL_LR_SHARE + (1 - FINAL_LR_SHARE) * 0.5 * (1 + math.cos(math.pi * progress))

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from nsa.config import ModelConfig
 from nsa.launch.plan import plan_launch
 from nsa.launch.ranks import choose_device, start_ranks
 from nsa.model import NSALanguageModel
+from nsa.settings import TrainSection
 from nsa.step.engine import Engine
 from nsa.step.numbers import learning_rate
 from nsa.tests import built
@@ -182,24 +184,22 @@ def test_a_short_launch_has_the_schedule_of_the_whole_run(
 @pytest.mark.topic("schedule")
 def test_the_rate_stays_where_the_schedule_ends() -> None:
     """A run that goes on beyond it does not begin to rise again."""
-    rates = [
-        learning_rate(step, peak=1.0, warmup_steps=10, total_steps=100, shape="cosine")
-        for step in (100, 101, 150, 190, 1000)
-    ]
+    train = TrainSection(steps=100, seq_len=2, batch_size=1, lr=1.0, warmup_steps=10)
+    rates = [learning_rate(step, train, total_steps=100) for step in (100, 101, 150, 190, 1000)]
     assert rates == pytest.approx([0.1] * 5, rel=1e-12)
 
 
 @pytest.mark.topic("schedule")
 @pytest.mark.parametrize("peak", [2.0, 3e-6])
 @pytest.mark.parametrize("shape", ["cosine", "constant"])
-def test_the_rate_warms_up_and_then_follows_its_shape(shape: str, peak: float) -> None:
+def test_the_rate_warms_up_and_then_follows_its_shape(shape: Any, peak: float) -> None:
     """A straight line in ten steps, then half a turn of a point on a circle, or none."""
     shares = [step / 10 for step in range(1, 11)]
     turns = np.exp(1j * np.pi * np.arange(1, 91) / 90)
     height = (1 + turns.real) / 2 if shape == "cosine" else np.ones(90)
     shares += list(0.1 + 0.9 * height if shape == "cosine" else height)
-    rates = [
-        learning_rate(step, peak=peak, warmup_steps=10, total_steps=100, shape=shape)
-        for step in range(1, 101)
-    ]
+    train = TrainSection(
+        steps=100, seq_len=2, batch_size=1, lr=peak, lr_schedule=shape, warmup_steps=10
+    )
+    rates = [learning_rate(step, train, total_steps=100) for step in range(1, 101)]
     assert np.divide(rates, peak) == pytest.approx(shares, rel=1e-12)

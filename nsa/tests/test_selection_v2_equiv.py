@@ -81,12 +81,12 @@ def _check_indices(pattern: str, positions: Tensor) -> None:
 
 def _attend_ranges(x: maths.Inputs, ranges: Tensor, positions: Tensor) -> list[Tensor]:
     """Output and gradients of attention on the tokens that the ranges name."""
-    width = CFG.n_sel * CFG.l_sel
     parts = []
     for place, t in enumerate(positions.tolist()):
         q = group_queries(x["q"][:, t : t + 1], CFG)
         here = ranges[:, place : place + 1]
-        parts.append(attend_selected(q, x["k_sel"], x["v_sel"], here, width, CFG))
+        k, v = (x[name][:, : t + 1].transpose(1, 2) for name in ("k_sel", "v_sel"))
+        parts.append(attend_selected(q, k, v, here, CFG))
     out = torch.cat(parts, 2)
     return [out, *torch.autograd.grad(out.square().sum(), [x["q"], x["k_sel"], x["v_sel"]])]
 

@@ -15,11 +15,13 @@ import torch
 
 from nsa.attention.branches import part_shape
 from nsa.attention.selection import full_float32
+from nsa.config import NSAConfig
 from nsa.data import Batch
 from nsa.layer import columns
 from nsa.tests import built, maths
-from nsa.tests.truth import SLOPES, Truth
+from nsa.tests.truth import SLOPES, Truth, cross_entropy
 from nsa.witness import oracle
+from nsa.witness.equations import judge
 
 # Float64 rounds logits of size 10 at 2e-15, and they come out of sums of tens of terms, each of
 # them rounded too: 2e-14 where this was written.
@@ -76,7 +78,7 @@ def test_outputs_are_the_equations(case: str, way: str, folder: Path) -> None:
         off = distance(made.pop(), expected.output.logits)
         assert off <= LOGITS, f"{way}, S={seq_len}: logits are off by {off:.1e}"
         layers = zip(built.attentions(engine.model), expected.output.layers, strict=True)
-        for (layer, at), blocks in zip(layers, expected.chosen(), strict=True):
+        for (layer, at), blocks in zip(layers, expected.output.blocks, strict=True):
             assert layer.last_blocks is not None and layer.last_gates is not None
             assert np.array_equal(layer.last_blocks.cpu().numpy(), blocks), f"S={seq_len}: blocks"
             gates = at.gates.reshape(*at.gates.shape[:2], layer.cfg.n_kv_groups, -1, 3)
@@ -167,7 +169,7 @@ def test_bf16_has_the_gradients_of_float64_but_for_its_rounding(case: str, folde
     assert made[0].dtype == torch.bfloat16, "the model does not run in bf16"
     # The step's numbers are of float32, and a loss of bf16 has steps of 0.02 nats.
     (logits,) = (one.detach().double().cpu().numpy() for one in made)
-    exact_loss = oracle.cross_entropy(logits, tokens[:, 1:])
+    exact_loss = cross_entropy(logits, tokens[:, 1:])
     told = f"the loss of the step's own logits is {loss.item()!r}, not {exact_loss!r}"
     assert abs(loss.item() - exact_loss) <= STEP_LOSS * exact_loss, told
     loss.backward()
@@ -196,7 +198,7 @@ def test_every_gate_and_branch_matters(case: str, folder: Path) -> None:
     """Shut in the oracle, one by one, none can hide: the trainer's model differs by then."""
     engine, expected = built.build(case, "batched v2", folder), truth(case, LONG, folder)
     logits = built.forward(engine, expected.tokens)
-    heads, blocks = expected.cfg.attention.n_heads, expected.chosen()
+    heads, blocks = expected.cfg.attention.n_heads, expected.output.blocks
     for number in range(expected.cfg.n_layers):
         name = f"layers.{number}.attention.gate_bias"
         open_ = expected.weights[name].reshape(heads, 3)
@@ -208,15 +210,24 @@ def test_every_gate_and_branch_matters(case: str, folder: Path) -> None:
             assert distance(logits, other.logits) > MATTERS, f"layer {number}: {place}"
 
 
+def judged(
+    cfg: NSAConfig, found: oracle.Attended, blocks: oracle.Index, at: oracle.Index
+) -> tuple[int, torch.Tensor]:
+    """Illegal choices among blocks at these positions, and what each leaves out above a taken."""
+    tensors = (torch.from_numpy(x) for x in (blocks, found.scores, at[:, None]))
+    illegal, _, gaps = judge(*tensors, cfg)
+    return illegal, gaps
+
+
 @pytest.mark.parametrize("case", list(built.CASES))
 def test_selection_selects(case: str, folder: Path) -> None:
     """More blocks are visible than taken; taken are the best, by a margin far above rounding."""
     expected = truth(case, LONG, folder)
     cfg = expected.cfg.attention
     assert (LONG - 1) // cfg.l_sel + 1 > cfg.n_sel
-    for layer, blocks in zip(expected.output.layers, expected.chosen(), strict=True):
-        good = oracle.judge_selection(cfg, layer, blocks)
-        assert (good.illegal, good.differing) == (0, 0) and good.shortfall < -1e-7
+    for layer, blocks in zip(expected.output.layers, expected.output.blocks, strict=True):
+        illegal, gaps = judged(cfg, layer, blocks, np.arange(LONG))
+        assert illegal == 0 and float(gaps.max()) < -1e-7
 
 
 @pytest.mark.parametrize("way", list(built.WAYS))
@@ -229,7 +240,7 @@ def test_ties_go_to_the_lower_block(way: str, folder: Path) -> None:
             layer.in_proj.weight[rows] = 0
     expected = Truth(case, engine, 41)
     built.forward(engine, expected.tokens)
-    layers = zip(built.attentions(engine.model), expected.chosen(), strict=True)
+    layers = zip(built.attentions(engine.model), expected.output.blocks, strict=True)
     for layer, blocks in layers:
         assert blocks[0, -1, 0].tolist() == [0, 1, 4, 5], "no tie between blocks 1, 2 and 3"
         assert layer.last_blocks is not None
@@ -249,9 +260,9 @@ def test_a_slice_of_a_layer_is_enough(case: str, folder: Path) -> None:
         expected.cfg.attention,
         oracle.below(expected.weights, "layers.1.attention."),
         x.numpy(),
-        positions=at,
+        at=at,
         blocks=layer.last_blocks[:, at].cpu().numpy(),
     )
     assert distance(out[:, at], found.out) <= LOGITS
-    assert oracle.judge_selection(layer.cfg, found, layer.last_blocks[:, at].cpu()).illegal == 0
+    assert judged(layer.cfg, found, layer.last_blocks[:, at].cpu().numpy(), at)[0] == 0
     assert distance(out[:, at + 1 - (at == FAR - 1)], found.out) > MATTERS

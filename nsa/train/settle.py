@@ -334,7 +334,7 @@ class Evaluations:
             loss=found.loss,
             losses=found.losses,
             again=again,
-            **self._witness.meter.passed(),
+            **self._witness.meter.take(),
             seconds=round(perf_counter() - begin, 4),
         )
         say(f"[eval] step {step} loss={found.loss:.4f}", rank=rank)

@@ -51,7 +51,6 @@ class Piece:
     """Rows of a parameter with one job. `group`: that job, the same in every layer."""
 
     group: str
-    name: str
     parameter: nn.Parameter
     rows: slice
 
@@ -72,7 +71,6 @@ def pieces(model: NSALanguageModel) -> Iterator[Piece]:
         for part, rows in cuts.get(id(parameter), whole).items():
             yield Piece(
                 group=f"attention.{part}" if part else group,
-                name=f"{name}[{part}]" if part else name,
                 parameter=parameter,
                 rows=rows,
             )

@@ -1,4 +1,4 @@
-"""The whole model a second time, in NumPy and float64: what the trainer's model must compute.
+"""The model's parts a second time, in NumPy and float64: what the trainer's model must compute.
 
 Written from the equations of Native Sparse Attention (arXiv 2502.11089) and of a pre-norm decoder
 with rotary positions, RMSNorm and SwiGLU. It shares no code with the trainer, only the names and
@@ -11,14 +11,13 @@ group, H = G*h, N compressed blocks, M selection blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nsa.config import ModelConfig, NSAConfig
-from nsa.contract import raise_problems
 
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
@@ -33,43 +32,15 @@ _ERF = np.frompyfunc(math.erf, 1, 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Attended:
-    """One attention layer at `positions` [P].
+    """One attention layer at P positions.
 
-    out [B,P,dim]. branches: output of each branch before its gate [B,P,H,d_v]. gates [B,P,H,3],
-    in the order of BRANCHES. scores: importance of each selection block, summed over the heads of
-    the group [B,P,G,M]. chosen: whether the selected branch read it [B,P,G,M].
+    out [B,P,dim]. gates [B,P,H,3], in the order of BRANCHES. scores: importance of each selection
+    block, summed over the heads of the group [B,P,G,M].
     """
 
-    positions: Index
     out: Array
-    branches: Mapping[str, Array]
     gates: Array
     scores: Array
-    chosen: Mask
-
-
-@dataclass(frozen=True, kw_only=True)
-class Output:
-    """Logits [B,S,V] of the model, and its attention layers at every position."""
-
-    logits: Array
-    layers: tuple[Attended, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Another's blocks, judged by the equations' scores.
-
-    rows: one per sequence, position and group. illegal: rows that take an invisible block, one
-    twice, too few, too many, or not the forced ones. differing: legal rows that are not the
-    oracle's own. shortfall: the most by which a block that was taken scores below one that was
-    left out, in the unit of `Attended.scores`; not above 0 where all take the best ones.
-    """
-
-    rows: int
-    illegal: int
-    differing: int
-    shortfall: float
 
 
 def in_proj_rows(cfg: NSAConfig) -> dict[str, tuple[slice, int, int]]:
@@ -164,40 +135,16 @@ def block_scores(cfg: NSAConfig, p: Array, n_blocks: int) -> Array:
     return scores
 
 
-def _forced(cfg: NSAConfig, t: int) -> set[int]:
-    """The initial block, the current one and the one before it."""
-    return {0, t // cfg.l_sel, max(0, t // cfg.l_sel - 1)}
-
-
-def choose(cfg: NSAConfig, scores: Array, positions: Index) -> Mask:
-    """Equation 11: the forced blocks and the best others, n_sel in all, ties to the lower one."""
-    chosen = np.zeros(scores.shape, dtype=np.bool_)
-    for b, p, g in np.ndindex(scores.shape[:3]):
-        t, row = int(positions[p]), scores[b, p, g]
-        forced = _forced(cfg, t)
-        rest = [j for j in range(t // cfg.l_sel + 1) if j not in forced]
-        rest.sort(key=lambda j, row=row: (-row[j], j))  # type: ignore[misc]
-        chosen[b, p, g, [*forced, *rest[: cfg.n_sel - len(forced)]]] = True
-    return chosen
-
-
 def attention(
-    cfg: NSAConfig,
-    weights: Weights,
-    x: Array,
-    *,
-    positions: ArrayLike | None = None,
-    blocks: ArrayLike | None = None,
+    cfg: NSAConfig, weights: Weights, x: Array, *, at: Index, blocks: ArrayLike
 ) -> Attended:
-    """One attention layer for its input x [B,S,dim], at `positions` [P] (None: everywhere).
+    """One attention layer for its input x [B,S,dim], at positions `at` [P].
 
     weights: in_proj.weight, gate_bias, out_proj.weight, for phi "mlp" also those of compress_k and
-    compress_v; a missing one is a KeyError. blocks: read these selection blocks [B,P,G,n] (any
-    order, -1 for none) in place of the best ones, as where a narrower type has chosen.
+    compress_v; a missing one is a KeyError. blocks: the selection blocks that are read [B,P,G,n]
+    (any order, -1 for none), since a narrower type may choose others.
     """
-    _check(weights)
     every = np.arange(x.shape[1])
-    at = every if positions is None else np.asarray(positions, dtype=np.int64)
     n_blocks = -(-len(every) // cfg.l_sel)
     rows = in_proj_rows(cfg)
 
@@ -216,66 +163,32 @@ def attention(
 
     last = np.arange(k["cmp"].shape[1]) * cfg.d + cfg.l - 1
     p, cmp = attend(q, k["cmp"], v["cmp"], (last <= at[:, None])[None, :, None])
-    scores = block_scores(cfg, p, n_blocks)
-    if blocks is None:
-        chosen = choose(cfg, scores, at)
-    else:
-        chosen = (np.asarray(blocks)[..., None] == np.arange(n_blocks)).any(-2)
+    chosen = (np.asarray(blocks)[..., None] == np.arange(n_blocks)).any(-2)
     past = (every <= at[:, None])[None, :, None]
     near = (every > at[:, None] - cfg.w)[None, :, None]
     _, sel = attend(q, k["sel"], v["sel"], chosen[..., every // cfg.l_sel] & past)
     _, win = attend(q, k["win"], v["win"], near & past)
 
-    flat = (*q.shape[:2], cfg.n_heads, cfg.d_v)
-    branches = {"cmp": cmp.reshape(flat), "sel": sel.reshape(flat), "win": win.reshape(flat)}
-    mixed = sum(gates[..., i, None] * branches[name] for i, name in enumerate(BRANCHES))
-    out = np.reshape(mixed, (*q.shape[:2], -1)) @ weights["out_proj.weight"].T
+    by_branch = np.stack((cmp, sel, win), -1).reshape(*q.shape[:2], cfg.n_heads, cfg.d_v, 3)
+    mixed = (gates[..., None, :] * by_branch).sum(-1).reshape(*q.shape[:2], -1)
     return Attended(
-        positions=at, out=out, branches=branches, gates=gates, scores=scores, chosen=chosen
+        out=mixed @ weights["out_proj.weight"].T,
+        gates=gates,
+        scores=block_scores(cfg, p, n_blocks),
     )
-
-
-def judge_selection(cfg: NSAConfig, found: Attended, blocks: ArrayLike) -> Selection:
-    """Judge another's blocks [B,P,G,n] (-1 for none) by the scores of `found`, at its positions."""
-    taken, own = np.asarray(blocks), choose(cfg, found.scores, found.positions)
-    illegal, differing, shortfall = 0, 0, -np.inf
-    for b, p, g in np.ndindex(own.shape[:3]):
-        t, row = int(found.positions[p]), found.scores[b, p, g]
-        mine = [int(j) for j in taken[b, p, g] if j != -1]
-        forced, visible = _forced(cfg, t), set(range(t // cfg.l_sel + 1))
-        count = min(cfg.n_sel, len(visible))
-        if len(mine) != count or len(set(mine)) != count or not forced <= set(mine) <= visible:
-            illegal += 1
-            continue
-        differing += set(mine) != set(np.flatnonzero(own[b, p, g]).tolist())
-        free, left = set(mine) - forced, visible - set(mine)
-        if free and left:
-            gap = max(row[j] for j in left) - min(row[j] for j in free)
-            shortfall = max(shortfall, float(gap))
-    rows = math.prod(own.shape[:3])
-    return Selection(rows=rows, illegal=illegal, differing=differing, shortfall=shortfall)
 
 
 def layer(
-    cfg: ModelConfig,
-    weights: Weights,
-    x: Array,
-    *,
-    positions: ArrayLike | None = None,
-    blocks: ArrayLike | None = None,
+    cfg: ModelConfig, weights: Weights, x: Array, *, at: Index, blocks: ArrayLike
 ) -> tuple[Array, Attended]:
     """One decoder layer for its input x [B,S,dim]: output [B,P,dim] and its attention.
 
-    `positions` and `blocks` as in `attention`.
+    `at` and `blocks` as in `attention`.
     """
-    found = attention(
-        cfg.attention,
-        below(weights, "attention."),
-        rms_norm(x, weights["attention_norm.weight"], _NORM_EPS),
-        positions=positions,
-        blocks=blocks,
-    )
-    middle = x[:, found.positions] + found.out
+    normed = rms_norm(x, weights["attention_norm.weight"], _NORM_EPS)
+    own = below(weights, "attention.")
+    found = attention(cfg.attention, own, normed, at=at, blocks=blocks)
+    middle = x[:, at] + found.out
     inner = rms_norm(middle, weights["mlp_norm.weight"], _NORM_EPS)
     return middle + swiglu(inner, weights["mlp.gate_up.weight"], weights["mlp.down.weight"]), found
 
@@ -286,39 +199,6 @@ def head(cfg: ModelConfig, weights: Weights, x: Array) -> Array:
     return rms_norm(x, weights["norm.weight"], _NORM_EPS) @ words.T
 
 
-def model(
-    cfg: ModelConfig,
-    weights: Weights,
-    tokens: Index,
-    *,
-    blocks: Sequence[ArrayLike] | None = None,
-) -> Output:
-    """The language model for tokens [B,S]; `blocks`: for each layer, as in `attention`."""
-    _check(weights)
-    x, layers = weights["embedding.weight"][tokens], []
-    for number in range(cfg.n_layers):
-        own = below(weights, f"layers.{number}.")
-        x, found = layer(cfg, own, x, blocks=None if blocks is None else blocks[number])
-        layers.append(found)
-    return Output(logits=head(cfg, weights, x), layers=tuple(layers))
-
-
-def cross_entropy(logits: Array, targets: Index) -> float:
-    """Mean of -ln softmax(logits)[target], in nats: logits [B,S,V], targets [B,S]."""
-    peak = logits.max(-1)
-    total = peak + np.log(np.exp(logits - peak[..., None]).sum(-1))
-    hit = np.take_along_axis(logits, targets[..., None], -1)[..., 0]
-    return float((total - hit).mean())
-
-
 def below(weights: Weights, prefix: str) -> dict[str, Array]:
     """The weights whose names begin with `prefix`, without it."""
     return {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)}
-
-
-def _check(weights: Weights) -> None:
-    """Raise NSAError (a ValueError) that lists the weights of a narrower type than float64."""
-    raise_problems(
-        "the oracle's weights",
-        [f"{n}: {w.dtype}, must be float64" for n, w in weights.items() if w.dtype != np.float64],
-    )

@@ -27,6 +27,7 @@ from nsa.config import ModelConfig, NSAConfig
 from nsa.model import Layer, NSALanguageModel
 from nsa.rounding import error_of
 from nsa.witness import oracle
+from nsa.witness.equations import judge
 
 # Positions of the sequence that are computed again: both ends, and one of each part between them.
 POSITIONS = 8
@@ -190,9 +191,10 @@ class OracleCheck:
 
     def _layer(self, name: str, at: NDArray[np.int64]) -> dict[str, float]:
         cfg, own = self.model.cfg, self._weights(name)
-        x, blocks = _array(self.inputs[name]), self.blocks[f"{name}.attention"].cpu().numpy()
-        y, attended = oracle.layer(cfg, own, x, positions=at, blocks=blocks[:, at])
-        picked = oracle.judge_selection(cfg.attention, attended, blocks[:, at])
+        x, blocks = _array(self.inputs[name]), self.blocks[f"{name}.attention"].cpu()[:, at]
+        y, attended = oracle.layer(cfg, own, x, at=at, blocks=blocks.numpy())
+        scores, places = torch.from_numpy(attended.scores), torch.from_numpy(at)[:, None]
+        illegal, _, gaps = judge(blocks, scores, places, cfg.attention)
         got = _array(self.outputs[f"{name}.attention"])[:, at]
         noted = _array(self.gates[f"{name}.attention"].transpose(1, 2).flatten(2, 3))[:, at]
         added = _array(self.outputs[name])[:, at] - x[:, at]
@@ -202,8 +204,8 @@ class OracleCheck:
             "layer": max(
                 0.0, _share(added, y - x[:, at]) - _rounded_away(self.outputs[name], added)
             ),
-            "blocks_illegal": float(picked.illegal),
-            "blocks_shortfall": max(0.0, picked.shortfall) / _mean_score(attended.scores),
+            "blocks_illegal": float(illegal),
+            "blocks_shortfall": float(gaps.clamp_min(0.0).max()) / _mean_score(attended.scores),
         }
 
     def _logits(self) -> float:
@@ -301,7 +303,7 @@ def slope_error(
     def value(along: Mapping[str, Array], step: float) -> float:
         moved = _tensors(cfg.attention, {name: start[name] + step * along[name] for name in start})
         given = moved.pop(_INPUT)
-        out, _ = oracle.layer(cfg, moved, given, positions=at, blocks=blocks[:, at])
+        out, _ = oracle.layer(cfg, moved, given, at=at, blocks=blocks[:, at])
         return float((weights * (out - given[:, at])[0]).sum())
 
     off, ways = 0.0, []

@@ -5,14 +5,13 @@ Those that do not agree are barred on all ranks, and what takes their place is m
 masked SDPA at last; where that does not agree either, nothing is trained.
 
 `measure` runs a path forward and backward on random inputs and holds it against the equations in
-float64, written out here once more from the paper: neither block ranges nor masks nor pooling are
-shared with the paths. The path's own blocks are given to the equations, and judged by themselves.
+float64 (`equations`). The path's own blocks are given to them, and judged by themselves.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from nsa.attention import attend, choose_path
 from nsa.attention.branches import Branches
-from nsa.config import FORCED_LOCAL_BLOCKS, Kernels, NSAConfig
+from nsa.config import Kernels, NSAConfig
 from nsa.contract import ELSEWHERE
 from nsa.launch.asked import triton_asked
 from nsa.launch.output import say
@@ -33,12 +32,9 @@ from nsa.step.compiled import Refused
 from nsa.step.dispatch import UNTESTED, allow_kernels
 from nsa.step.engine import Engine
 from nsa.toggles import ToggleSet
+from nsa.witness.equations import equations
 
 Run = Callable[[Branches], tuple[Tensor, Tensor]]
-
-# What float64 scores of one chunk of queries, with everything that is kept of them, may take.
-_BUDGET_BYTES = 1 << 28
-_SCORES_AT_ONCE = 12
 
 # The longest chain of roundings to the type between inputs and a result: scores' gradient,
 # probabilities, a branch, its gate, the result itself.
@@ -307,7 +303,7 @@ def measure(
         torch.zeros_like(x) if d is None else d for x, d in zip(leaves.values(), grads, strict=True)
     ]
     got = {"out": out.detach(), **dict(zip(leaves, found, strict=True))}
-    truth, illegal, shortfall = _equations(x, grad, blocks, cfg)
+    truth, illegal, shortfall = equations(x, grad, blocks, cfg)
     errors = {name: error_of(got[name], right) for name, right in truth.items()}
     return Agreement(
         bound=bound,
@@ -321,103 +317,3 @@ def measure(
 
 def _random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
     return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
-
-
-def _equations(
-    x: Branches, grad: Tensor, blocks: Tensor, cfg: NSAConfig
-) -> tuple[dict[str, Tensor], int, float]:
-    """Output and gradients in float64, illegal choices and the largest shortfall."""
-    leaves = {n: v.detach().double().requires_grad_() for n, v in x.named().items()}
-    seq_len, share = grad.shape[1], cfg.heads_per_group
-    out = torch.zeros_like(grad, dtype=torch.float64)
-    illegal, shortfall = 0, 0.0
-    for group in range(cfg.n_kv_groups):
-        heads = slice(group * share, (group + 1) * share)
-        for start, stop in _pieces(seq_len, share):
-            with torch.enable_grad():
-                rows = {"q": leaves["q"][0, start:stop, heads].transpose(0, 1)}
-                rows["gates"] = leaves["gates"][0, start:stop, heads].transpose(0, 1)
-                # Later keys are nobody's here; of compressed ones there are few.
-                keys = {n: v[0, :, group] for n, v in leaves.items() if n[0] in "kv"}
-                keys |= {n: v[:stop] for n, v in keys.items() if "cmp" not in n}
-                chosen = _chosen(blocks[0, start:stop, group], seq_len, cfg)
-                part, p = _attend(rows, keys, chosen, start, cfg)
-                part.backward(grad[0, start:stop, heads].double().transpose(0, 1))  # type: ignore[no-untyped-call]
-            out[0, start:stop, heads] = part.detach().transpose(0, 1)
-            wrong, gap = _judge(blocks[0, start:stop, group], chosen, p.detach(), start, cfg)
-            illegal, shortfall = illegal + wrong, max(shortfall, gap)
-    grads = {n: v.grad if v.grad is not None else torch.zeros_like(v) for n, v in leaves.items()}
-    return {"out": out, **grads}, illegal, shortfall
-
-
-def _pieces(seq_len: int, heads: int) -> Iterator[tuple[int, int]]:
-    """Stretches of queries whose scores over all keys fit the budget."""
-    size = max(1, _BUDGET_BYTES // (_SCORES_AT_ONCE * heads * seq_len * 8))
-    return ((at, min(at + size, seq_len)) for at in range(0, seq_len, size))
-
-
-def _chosen(blocks: Tensor, seq_len: int, cfg: NSAConfig) -> Tensor:
-    """Blocks [C,n], -1 for none, as yes or no for each block [C,NB]."""
-    count = cfg.n_blocks(seq_len)
-    places = blocks.masked_fill(blocks < 0, count)
-    found = torch.zeros(blocks.shape[0], count + 1, dtype=torch.bool, device=blocks.device)
-    return found.scatter_(1, places, True)[:, :count]
-
-
-def _softmax(q: Tensor, k: Tensor, seen: Tensor, cfg: NSAConfig) -> Tensor:
-    """Probabilities [h,C,T] over what is seen [C,T]; zeros where that is nothing."""
-    logits = (q @ k.T * cfg.d_k**-0.5).masked_fill(~seen, -1e30)
-    p: Tensor = logits.softmax(-1) * seen
-    return p
-
-
-def _attend(
-    rows: dict[str, Tensor], keys: dict[str, Tensor], chosen: Tensor, start: int, cfg: NSAConfig
-) -> tuple[Tensor, Tensor]:
-    """Equation 5 for queries `start` on: output [h,C,Dv], and the compressed probabilities."""
-    q, gates, device = rows["q"], rows["gates"], chosen.device
-    at = torch.arange(start, start + q.shape[1], device=device)[:, None]
-    token = torch.arange(keys["k_sel"].shape[0], device=device)
-    k, v = keys["k_cmp"], keys["v_cmp"]
-    if cfg.phi == "avg":
-        k, v = (_pooled(t, cfg) for t in (k, v))
-    last = torch.arange(k.shape[0], device=device) * cfg.d + cfg.l - 1
-    p = _softmax(q, k, last <= at, cfg)
-    causal = token <= at
-    selected = _softmax(q, keys["k_sel"], chosen[:, token // cfg.l_sel] & causal, cfg)
-    near = _softmax(q, keys["k_win"], (at - token < cfg.w) & causal, cfg)
-    branches = (p @ v, selected @ keys["v_sel"], near @ keys["v_win"])
-    parts = [branch * gates[..., n : n + 1] for n, branch in enumerate(branches)]
-    return parts[0] + parts[1] + parts[2], p
-
-
-def _pooled(x: Tensor, cfg: NSAConfig) -> Tensor:
-    """Mean of each compression block: x [S,D] to [N,D]."""
-    return x.unfold(0, cfg.l, cfg.d).mean(-1) if x.shape[0] >= cfg.l else x[:0]
-
-
-def _overlap(n: int, count: int, cfg: NSAConfig, device: torch.device) -> Tensor:
-    """Tokens that a compression and a selection block share [N,NB], in units of d (equation 9)."""
-    first = torch.arange(n, device=device)[:, None] * cfg.d
-    block = torch.arange(count, device=device) * cfg.l_sel
-    shared = torch.minimum(first + cfg.l, block + cfg.l_sel) - torch.maximum(first, block)
-    return shared.clamp_min(0).double() / cfg.d
-
-
-def _judge(
-    blocks: Tensor, chosen: Tensor, p: Tensor, start: int, cfg: NSAConfig
-) -> tuple[int, float]:
-    """Queries whose choice breaks the rules, and how much better a block was that was left out."""
-    count, device = chosen.shape[1], chosen.device
-    scores = p.sum(0) @ _overlap(p.shape[-1], count, cfg, device)
-    block = torch.arange(count, device=device)
-    current = torch.arange(start, start + chosen.shape[0], device=device)[:, None] // cfg.l_sel
-    visible = block <= current
-    forced = visible & ((block == 0) | (current - block < FORCED_LOCAL_BLOCKS))
-    wanted = visible.sum(-1).clamp_max(cfg.n_sel)
-    right = (chosen.sum(-1) == wanted) & ((blocks >= 0).sum(-1) == wanted)
-    right &= ~(chosen & ~visible).any(-1) & ~(forced & ~chosen).any(-1)
-    left = scores.masked_fill(~visible | chosen, -torch.inf).amax(-1)
-    taken = scores.masked_fill(~chosen | forced, torch.inf).amin(-1)
-    gap = ((left - taken) / left.clamp_min(1e-300)).clamp_min(0.0)
-    return int((~right).sum()), float(gap.max())

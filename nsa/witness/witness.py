@@ -278,20 +278,13 @@ class TokenMeter:
             yield tokens
         self._evaluating = False
 
-    def passed(self) -> dict[str, int | str]:
-        """The held-out batches went by: how many tokens of them were embedded, and their digest."""
-        return {"embedded": self._embedded, "data": self._digest_text()}
-
     def _add(self, tokens: Tensor) -> None:
         self._digest = (self._digest + batch_digest(tokens)) % _WORD
 
-    def _digest_text(self) -> str:
-        return f"{self._digest:016x}"
-
     def take(self) -> dict[str, int | str]:
-        """The step is over: tokens embedded in it, and the digest of what was fetched for it."""
+        """A step is over, or held-out batches: tokens embedded, and the digest of its data."""
         self._counting = False
-        return {"embedded": self._embedded, "data": self._digest_text()}
+        return {"embedded": self._embedded, "data": f"{self._digest:016x}"}
 
     def sums(self) -> dict[str, int]:
         """Sums of all tokens of the launch, as fetched and as embedded. Synchronizes."""

@@ -62,11 +62,11 @@ def run(x: Branches, cfg: NSAConfig, path: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize(
     ("path", "dtype", "longest", "number"),
     [
-        *((path, F64, 300, 40) for path in ("reference", "batched v1", "batched", "pieces")),
+        *((path, F64, 300, 40) for path in ("batched v1", "batched", "pieces")),
         ("sdpa", F64, 300, 40),
         ("sequential", F64, 48, 30),
-        *((path, torch.float32, 160, 12) for path in ("reference", "batched", "pieces")),
-        *((path, BF16, 64, 12) for path in ("reference", "batched", "sdpa")),
+        *((path, torch.float32, 160, 12) for path in ("batched", "pieces")),
+        *((path, BF16, 64, 12) for path in ("batched", "sdpa")),
     ],
     ids=str,
 )
@@ -83,7 +83,7 @@ def test_outputs_gradients_and_blocks(
     over_space()
 
 
-@pytest.mark.parametrize("path", ["batched", "reference"])
+@pytest.mark.parametrize("path", ["batched", "sequential"])
 @bounded(20)
 @given(cfg=shapes(), lengths=st.lists(st.integers(1, 90), min_size=1, max_size=4))
 def test_each_sequence_is_alone(path: str, cfg: NSAConfig, lengths: list[int]) -> None:

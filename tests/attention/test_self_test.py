@@ -1,4 +1,4 @@
-"""The test that a trainer runs on its device, here on a CPU, and the NumPy model by itself."""
+"""The test that a trainer runs on its device, here on a CPU, and the judge of blocks by itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,8 +14,7 @@ from torch import Tensor
 from nsa.attention import attend, sdpa, selection
 from nsa.attention.branches import Branches
 from nsa.config import NSAConfig, Way
-from nsa.contract import NSAError
-from nsa.witness import oracle
+from nsa.witness.equations import judge
 from nsa.witness.self_test import Agreement, measure
 from tests.factory.tables import table
 
@@ -138,25 +136,10 @@ def test_a_kernel_that_refuses_is_an_answer_and_a_lack_of_memory_is_raised(
 
 # Position 59 of blocks of 10 sees blocks 0 to 5; forced are 0, 4 and 5, two more are free.
 TINY = NSAConfig(dim=8, n_heads=2, n_kv_groups=1, d_k=4, d_v=4, l=10, d=5, l_sel=10, n_sel=5)
-SCORES = np.array([9.0, 2.0, 1.0, 3.0, 0.0, 0.0])
+SCORES = torch.tensor([9.0, 2.0, 1.0, 3.0, 0.0, 0.0])
 
 
 @table(__file__, "selections")
-def test_a_selection_is_judged(
-    blocks: list[int], illegal: int, differing: int, shortfall: float
-) -> None:
-    empty = np.zeros((1, 1, 2, 3))
-    chosen, at = np.zeros((1, 1, 1, 6), dtype=bool), np.array([59])
-    scored = oracle.Attended(
-        positions=at, out=empty, branches={}, gates=empty, scores=SCORES[None, None, None],
-        chosen=chosen,
-    )  # fmt: skip
-    found = oracle.judge_selection(TINY, scored, np.array(blocks)[None, None, None])
-    assert (found.illegal, found.differing, found.shortfall) == (illegal, differing, shortfall)
-
-
-def test_narrow_weights_are_refused() -> None:
-    """The answer would only look like float64."""
-    narrow = {"in_proj.weight": np.zeros((1, 8), dtype=np.float32)}
-    with pytest.raises(NSAError, match=r"in_proj\.weight: float32, must be float64"):
-        oracle.attention(TINY, narrow, np.zeros((1, 5, 8)))
+def test_a_selection_is_judged(blocks: list[int], illegal: int, shortfall: float) -> None:
+    found, _, gaps = judge(torch.tensor([blocks]), SCORES[None], torch.tensor([59]), TINY)
+    assert (found, gaps.item()) == (illegal, shortfall)

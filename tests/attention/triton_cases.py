@@ -17,6 +17,7 @@ from nsa.attention.selection import block_bits, ranges_v1
 from nsa.attention.triton import ByBlock, CompressedCut, SelectedCut, Tile, WindowCut
 from nsa.config import NSAConfig, Phi
 from nsa.witness import oracle
+from nsa.witness.equations import judge
 from nsa.witness.oracle import BRANCHES
 from tests.attention.triton_kernels import LAUNCH, compare, cut_as, poisoned, written_once
 from tests.factory.tables import rows
@@ -237,14 +238,11 @@ def wrong_blocks(case: Case, found: dict[str, Tensor], tensors: list[Tensor]) ->
     q, k = tensors[0].double(), pooled(tensors[1].double(), case)
     visible = ended(k.shape[1], case)[None].numpy()
     p, _ = oracle.attend(q.numpy(), k.numpy(), np.zeros((*k.shape[:3], 1)), visible)
-    empty, at = np.zeros(()), np.arange(case.seq_len)
-    scored = oracle.Attended(
-        positions=at, out=empty, branches={}, gates=empty, chosen=empty,
-        scores=oracle.block_scores(case.config(), p, len(number)),
-    )  # fmt: skip
-    judged = oracle.judge_selection(case.config(), scored, blocks.numpy())
-    if judged.illegal or judged.shortfall > TIE or not torch.equal(blocks, in_order(blocks)):
-        wrong.append(f"blocks of {case}: {judged}")
+    scores = torch.from_numpy(oracle.block_scores(case.config(), p, len(number)))
+    at = torch.arange(case.seq_len)[:, None]
+    illegal, _, gaps = judge(blocks, scores, at, case.config())
+    if illegal or bool((gaps > TIE).any()) or not torch.equal(blocks, in_order(blocks)):
+        wrong.append(f"blocks of {case}: {illegal} illegal, {float(gaps.max())} left out")
     return wrong
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from nsa.attention.tracing import OperatorCount, count_ranges
 from nsa.launch.asked import why_not
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
-from nsa.rounding import FLOAT32_SUMS, Gap
+from nsa.rounding import FLOAT32_SUMS, widest
 from nsa.step.compiled import compare
 from nsa.toggles import parse_toggles
 from tests.factory.tables import table
@@ -57,15 +57,13 @@ def test_other_numbers_are_noticed_before_a_step(defect: str) -> None:
 
 
 def test_the_bound_is_twice_our_own_error() -> None:
-    assert not Gap.twice(what="", error=2e-3, ours=1e-3).too_wide
-    assert Gap.twice(what="", error=2.1e-3, ours=1e-3).too_wide
-    assert not Gap.twice(what="", error=FLOAT32_SUMS, ours=0.0).too_wide
-    assert Gap.twice(what="", error=float("nan"), ours=1.0).too_wide
+    ours = {"a": 1e-3, "b": 1e-3, "exact": 0.0}
+    assert not widest({"a": 2e-3, "exact": FLOAT32_SUMS}, ours).too_wide
+    assert widest({"a": 2.1e-3, "exact": 0.0}, ours).too_wide
     # Wherever it stands among others: no comparison with it is true.
-    lost, found = (Gap.twice(what="", error=error, ours=1e-3) for error in (float("nan"), 3e-3))
-    assert all(
-        max(two, key=lambda gap: gap.beyond) is lost for two in ((lost, found), (found, lost))
-    )
+    for errors in ({"a": float("nan"), "b": 3e-3}, {"b": 3e-3, "a": float("nan")}):
+        found = widest(errors, ours, of="layer, ")
+        assert found.too_wide and found.what == "layer, a"
 
 
 @table(__file__, "missing")

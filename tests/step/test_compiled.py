@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nsa.attention import sdpa
 from nsa.config import ModelConfig, Way
 from nsa.model import Layer, NSALanguageModel, mean_loss, whole
-from nsa.rounding import Gap, error_of
+from nsa.rounding import errors_of, widest
 from nsa.step import compiled
 from nsa.step.compiled import Compiled, Compiling, compile_layers, count_compiled
 from tests.step.small import SHAPE, model_of, tokens_of
@@ -91,18 +91,16 @@ def test_every_way_is_one_graph_and_the_same_numbers(name: str, phi: str) -> Non
     assert list(model.state_dict()) == names
     exactly = copy.deepcopy(model).double()
     exactly.compiled = None
-    exactly.attend_by(way.exact())
-    exact = gradients(exactly, tokens)
+    with exactly.exactly():
+        exact = gradients(exactly, tokens)
     assert count_compiled() == Compiled(graphs=start.graphs + 1, breaks=start.breaks)
     assert before.keys() == after.keys()
     if within is not BF16:
         for one, chosen in zip(model.attentions(), blocks, strict=True):
             assert chosen is not None and one.last_blocks is not None
             assert torch.equal(one.last_blocks, chosen)
-    for what, right in exact.items():
-        ours, theirs = (error_of(found[what], right).whole for found in (before, after))
-        gap = Gap.twice(what=what, error=theirs, ours=ours)
-        assert not gap.too_wide, str(gap)
+    gap = widest(errors_of(after, exact), errors_of(before, exact))
+    assert not gap.too_wide, str(gap)
 
 
 class Precision(TorchDispatchMode):

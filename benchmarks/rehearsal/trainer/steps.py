@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,10 +130,9 @@ def _host_ends(job: Job, device_end: Floats, ahead: Floats, random: np.random.Ge
 
 def learning_rates(job: Job, count: int) -> Floats:
     """Those of the trainer's own schedule."""
-    train, total = job.train, job.plan.schedule_steps
-    given: Any = {"peak": train.lr, "warmup_steps": train.warmup_steps, "total_steps": total}
-    shape = train.lr_schedule
-    return np.array([learning_rate(n, shape=shape, **given) for n in range(1, count + 1)])
+    total = job.plan.schedule_steps
+    rates = [learning_rate(n, job.train, total_steps=total) for n in range(1, count + 1)]
+    return np.array(rates)
 
 
 def floor_of(job: Job) -> float:

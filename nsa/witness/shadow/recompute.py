@@ -12,9 +12,9 @@ agree.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -63,15 +63,11 @@ def recompute(
     gradients of their keys by percents. together: hold the ranks against each other too, by groups
     of so many elements. Leaves no gradient.
     """
-    way = _Way(engine, sample, len(batches))
-    total, gradient = (
-        torch.zeros((), device=engine.device),
-        sample.gradient([None] * len(sample.parameters)),
-    )
+    scale = float(engine.scaler.get_scale())
+    share_of = partial(_share, engine, sample, count=len(batches), scale=scale)
     engine.model.run_from_host(from_host)
-    for batch in batches:
-        loss, share = way.go(batch.on(engine.device))
-        total, gradient = total + loss, gradient + share
+    losses, shares = zip(*(share_of(batch.on(engine.device)) for batch in batches), strict=True)
+    total, gradient = (reduce(torch.add, parts) for parts in (losses, shares))
     gates = torch.stack([branch_use(gates) for gates in _gates(engine)])
     told = torch.cat([total[None].double(), *_with_size(gradient)])
     mean = engine.ranks.mean(told)
@@ -81,59 +77,40 @@ def recompute(
         loss=mean[0],
         gradient=mean[1 : 1 + count],
         size=mean[1 + count :],
-        scale=way.scale,
+        scale=scale,
         least=torch.finfo(wire.wire_dtype if wire else torch.float32).tiny,
         gates=gates,
-        apart=None if together is None else _apart(way, batches[0], together),
+        apart=None if together is None else _apart(engine, share_of, batches[0].tokens, together),
     )
 
 
-@dataclass(frozen=True)
-class _Way:
-    """Through the bare model, to the sampled gradient of the parameters."""
-
-    engine: Engine
-    sample: Sample
-    # Micro-batches of a step.
-    count: int
-
-    @cached_property
-    def scale(self) -> float:
-        """What the gradient scaler makes of the loss."""
-        scaler = self.engine.scaler
-        return float(scaler.get_scale()) if scaler.is_enabled() else 1.0
-
-    @cached_property
-    def _names(self) -> dict[int, str]:
-        return {id(p): name for name, p in self.engine.model.named_parameters()}
-
-    def _leaves(self) -> dict[str, Tensor]:
-        """Tensors of the same memory for the parameters, by name: nobody hung a hook on these.
-
-        Empty where a recording or a compilation knows the parameters themselves.
-        """
-        if self.engine.holds_parameters:
-            return {}
-        own = self.engine.model.named_parameters()
-        return {name: p.detach().requires_grad_(p.requires_grad) for name, p in own}
-
-    def go(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """A micro-batch's share of the step's loss and of its sampled gradient."""
-        leaves = self._leaves()
-        own = [leaves.get(self._names[id(p)], p) for p in self.sample.parameters]
-        loss = _loss(self.engine, tokens, leaves) / self.count
-        found = torch.autograd.grad(loss * self.scale, own, allow_unused=True)
-        return loss.detach(), self.sample.gradient(found)
+def _share(
+    engine: Engine, sample: Sample, tokens: Tensor, *, count: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """A micro-batch's share, of so many, of the step's loss and of its sampled gradient."""
+    named = dict(engine.model.named_parameters())
+    leaves: dict[str, Tensor] = {}
+    # A recording or a compilation knows the parameters themselves.
+    if not engine.holds_parameters:
+        # Tensors of the same memory: nobody hung a hook on these.
+        leaves = {n: p.detach().requires_grad_(p.requires_grad) for n, p in named.items()}
+    own = {named[name]: leaf for name, leaf in leaves.items()}
+    loss = _loss(engine, tokens, leaves) / count
+    wanted = [own.get(p, p) for p in sample.parameters]
+    found = torch.autograd.grad(loss * scale, wanted, allow_unused=True)
+    return loss.detach(), sample.gradient(found)
 
 
-def _apart(way: _Way, batch: Batch, together: int) -> Tensor:
+def _apart(
+    engine: Engine, share_of: Callable[[Tensor], tuple[Tensor, Tensor]], tokens: Tensor, size: int
+) -> Tensor:
     """How far this rank's gradient of rank 0's micro-batch is from the mean of all ranks'."""
-    ranks = way.engine.ranks
+    ranks = engine.ranks
     if ranks.world_size == 1:
         return torch.zeros((), dtype=torch.float64)
-    _, own = way.go(ranks.tensor_of_rank0(batch.tokens.to(way.engine.device)))
-    mean, size = ranks.mean(torch.cat(_with_size(own))).chunk(2)
-    return _furthest(own, mean, size, together, least=torch.finfo(torch.float32).tiny)
+    _, own = share_of(ranks.tensor_of_rank0(tokens.to(engine.device)))
+    mean, sizes = ranks.mean(torch.cat(_with_size(own))).chunk(2)
+    return _furthest(own, mean, sizes, size, least=torch.finfo(torch.float32).tiny)
 
 
 def _with_size(gradient: Tensor) -> list[Tensor]:

@@ -147,12 +147,11 @@ class Sample:
         """A step has its gradient, before it is clipped."""
         grads = [p.grad for p in self.parameters]
         norms = [_norms(x) for _, x in self._each(grads)]
-        scaler = self._engine.scaler
         return Begun(
             state=self.state(),
             gradient=self.gradient(grads),
             norm=vector_norm(torch.cat(norms)),
-            scale=float(scaler.get_scale()) if scaler.is_enabled() else 1.0,
+            scale=float(self._engine.scaler.get_scale()),
             has_gradient=[g is not None for g in grads],
         )
 
