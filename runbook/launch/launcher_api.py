@@ -21,8 +21,8 @@ from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError, choice_for
 from runbook.folder.launch.documents import Load
 from runbook.launch.command import Command
-from runbook.launch.incident import Reach
 from runbook.launch.watch import RankWatch
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.kernel_log import KernelLine
 from runbook.records import End, Launch
 
@@ -63,7 +63,7 @@ class Aftermath:
     node: str = ""
 
 
-class Running(Reach, Protocol):
+class Running(Protocol):
     """A command that was started, and how its ranks are reached."""
 
     @property
@@ -82,6 +82,9 @@ class Running(Reach, Protocol):
 
     def trouble(self, *, suspected: bool = False) -> End | None:
         """What went wrong with the place itself, if anything. `suspected`: a rank is silent."""
+
+    def send(self, state: RankState, number: int) -> bool:
+        """Send a signal to a rank, if it is provably of the launch; False if it got none."""
 
     def where(self, rank: int) -> str:
         """The node that a rank runs on; empty where there is only this machine."""

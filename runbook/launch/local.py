@@ -19,7 +19,6 @@ from runbook.config.registry import names
 from runbook.config.setup import RunOptions, Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import RefusedError, pasteable
-from runbook.launch.incident import read_outside
 from runbook.launch.launcher_api import (
     GROUP,
     Aftermath,
@@ -134,10 +133,6 @@ class LocalRun(Host):
     def send(self, state: RankState, number: int) -> bool:
         """As in `Running`."""
         return state.pid is not None and signal_owned(state.pid, self._token, number)
-
-    def read_outside(self, state: RankState) -> Path | None:
-        """As in `Running`."""
-        return read_outside(self.folder, state)
 
     def where(self, rank: int) -> str:  # noqa: ARG002 - there is one machine
         """Nothing: there is one machine."""

@@ -163,7 +163,7 @@ class Supervision:
             if (lost := self.place.trouble(suspected=True)) is not None:
                 return lost
             hang, stacks = name_culprit(
-                self.watchdog, self.run_dir, ranks, self.place, token=self._token
+                self.watchdog, self.run_dir, ranks, self.place.send, token=self._token
             )
             if isinstance(self.watch, ForeignWatch):
                 hang = self.watch.hang(hang, ranks)
@@ -184,7 +184,7 @@ class Supervision:
         """Keep the evidence of a launch that has to be ended."""
         ranks = list(self.watch.ranks.values())
         if stacks is None:
-            stacks = collect_stacks(self.run_dir, ranks, self.place)
+            stacks = collect_stacks(self.run_dir, ranks, self.place.send)
         self.options.observer.note(f"{self.launch.name}: {end.cause}")
         self.evidence += [*stacks, write_summary(self.run_dir, ranks, end.cause)]
         return end
@@ -220,7 +220,7 @@ class Supervision:
             # Whoever lost patience before it was called a hang is told where it stood.
             silent = f"rank {quiet[0].rank} had been silent for {quiet[0].silent_s:.0f} s"
             cause = f"{cause} while {silent}"
-            self.evidence += collect_stacks(self.run_dir, ranks, self.place)
+            self.evidence += collect_stacks(self.run_dir, ranks, self.place.send)
         for state in ranks:
             if not state.ended:
                 self.place.send(state, signal.SIGTERM)

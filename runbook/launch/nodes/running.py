@@ -49,14 +49,6 @@ class RanksOnNodes(RankWatch):
         self._said: dict[str, LineTail] = {}
         self._given: dict[int, str] = {}
 
-    def wait(self, within_s: float, *, child: int | None = None) -> None:
-        """As in `RankWatch`; nothing here can be waited for, so it sleeps."""
-        del child
-        time.sleep(within_s)
-        away_s = self.presence.look()
-        if away_s or self._is_due():
-            self.look(away_s)
-
     def update(self) -> None:
         """Read what ranks and agents have written since the last call."""
         super().update()
@@ -267,10 +259,6 @@ class NodesRun:
 
     def _ask_node(self, node: str, ask: files.Ask) -> None:
         files.append_record(self._start.run_dir / files.NODES / node / files.ASKS_JSONL, ask)
-
-    def read_outside(self, state: RankState) -> Path | None:  # noqa: ARG002 - it runs elsewhere
-        """Nothing: a rank on another machine is not looked into."""
-        return None
 
     def stop(self) -> None:
         """Ask the agents to end everything, then end the job; the cluster has the last word."""

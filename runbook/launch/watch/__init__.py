@@ -69,7 +69,10 @@ class RankWatch:
                 state.handle = None
 
     def wait(self, within_s: float, *, child: int | None = None) -> None:
-        """Sleep until the process of a rank, or the child, ends; then read, and note who ended."""
+        """Sleep until the process of a rank, or the child, ends; then read, and note who ended.
+
+        Where no process is held, since they are on other machines, it sleeps all that time.
+        """
         poller = select.poll()
         for state in self.ranks.values():
             if state.handle is not None:
@@ -83,13 +86,10 @@ class RankWatch:
             if own is not None:
                 os.close(own)
         away_s = self.presence.look()
-        if ready or away_s or self._is_due():
+        if ready or away_s or time.monotonic() >= self._look_at:
             # Heartbeats first: a rank that said its exit and then ended has not died.
             self.look(away_s)
             self._note_deaths(ready)
-
-    def _is_due(self) -> bool:
-        return time.monotonic() >= self._look_at
 
     def look(self, away_s: float) -> None:
         """Read what has been written, `away_s` after somebody was there to read it.
