@@ -92,13 +92,11 @@ class Attempt:
         watch = ForeignWatch(*where, self.launch) if foreign else RankWatch(*where)
         environment = build_environment(
             options.machine,
-            self.command.env,
+            self.command,
             token=self.token,
             run_dir=self.run_dir.resolve(),
             loopback=self.launch.voices > 0 and options.launcher.here,
-            folder=self.command.folder,
             own=self.launch.own.env if self.launch.own else (),
-            installed=self.command.is_ours,
         )
         return Start(
             launch=self.launch,

@@ -16,8 +16,7 @@ from runbook.config import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
 from runbook.folder import CONSOLE_LOG
-from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start, unread
-from runbook.launch.local import nodes_problems
+from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start
 from runbook.launch.nodes import files
 from runbook.launch.nodes.running import NodesRun
 from runbook.records import End, Launch
@@ -106,8 +105,7 @@ class NodesKind(LauncherKind):
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""
         own = f"--launcher {self.name}: a trainer of one's own runs on one machine only, so far"
-        found = [own] * (profile.own_trainer is not None) + unread(options, self.reads)
-        return found + nodes_problems(options, profile)
+        return [own] * (profile.own_trainer is not None) + super().problems(options, profile)
 
     def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
         """As in `LauncherKind`."""
