@@ -72,6 +72,9 @@ class Collective:
         return f"{self.op} {self.sizes}"
 
 
+_Seen = dict[int, Collective]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flight:
     """The last collectives of one rank, oldest first."""
@@ -143,12 +146,15 @@ def last_numbers(flights: Mapping[int, Flight]) -> dict[int, int]:
     return {r: f.collectives[-1].seq for r, f in flights.items() if f.collectives}
 
 
+def _by_number(flights: Mapping[int, Flight]) -> tuple[list[int], dict[int, _Seen]]:
+    """The numbers of the collectives that all ranks have, and those of each rank by number."""
+    by_rank = {rank: {c.seq: c for c in f.collectives} for rank, f in flights.items()}
+    return sorted(set.intersection(*map(set, by_rank.values()))) if by_rank else [], by_rank
+
+
 def find_desync(flights: Mapping[int, Flight]) -> Desync | None:
     """The first number under which the ranks ran different things; None if they agree."""
-    by_rank = {r: {c.seq: c for c in f.collectives} for r, f in flights.items()}
-    if len(by_rank) < 2:
-        return None
-    common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
+    common, by_rank = _by_number(flights)
     for index, seq in enumerate(common):
         kinds = {rank: seen[seq].kind for rank, seen in by_rank.items()}
         if len(set(kinds.values())) > 1:
@@ -260,80 +266,63 @@ def find_straggler(
     one rank otherwise. Needs at least 12 whole steps; a step is one period of the pattern of
     collectives.
     """
-    by_rank = {r: {c.seq: c for c in f.collectives} for r, f in flights.items()}
-    if len(by_rank) < 2:
-        return None
-    first = next(iter(by_rank.values()))
-    steps = _steps(by_rank, first)
+    import numpy as np
+
+    common, by_rank = _by_number(flights)
+    ranks = list(by_rank)
+    steps = _steps([by_rank[ranks[0]][seq].kind for seq in common])
     if len(steps) < _FEWEST_STEPS:
         return None
+    places = range(len(ranks))
     nodes: dict[str, list[int]] = {}
-    for rank in by_rank:
-        nodes.setdefault(where(rank), []).append(rank)
-    lags = [_lags(step, by_rank, clocks=len(nodes)) for step in steps]
-    begin, end = first[steps[-1][0]].created_s, first[steps[0][-1]].created_s
-    step_s = (end - begin) / len(steps)
+    for place in places:
+        nodes.setdefault(where(ranks[place]), []).append(place)
+    entered = np.array([[by_rank[rank][seq].created_s for rank in ranks] for seq in common])
+    # Against the first rank at each collective, by step, collective of the step, and rank.
+    late = np.array([(entered - entered.min(axis=1, keepdims=True))[step] for step in steps])
+    lags = late.max(axis=1)
+    if len(nodes) > 1:
+        # What a rank is late by at every collective of a step is how far its clock is ahead, since
+        # who is waited for goes on together with the others.
+        lags -= late.min(axis=1)
+    step_s = float(entered[steps[0]][-1, 0] - entered[steps[-1]][0, 0]) / len(steps)
     # Of a node that is late even the first rank is.
-    whole = [*nodes.values()] if 1 < len(nodes) < len(by_rank) else []
-    for units in filter(None, (whole, [[rank] for rank in by_rank])):
-        firsts = [[min(lag[rank] for rank in unit) for unit in units] for lag in lags]
-        if (found := _latest(firsts, step_s)) is not None:
-            late, lag_s = tuple(units[found[0]]), found[1]
+    whole = [*nodes.values()] if 1 < len(nodes) < len(ranks) else []
+    for units in filter(None, (whole, [[place] for place in places])):
+        firsts = np.array([lags[:, unit].min(axis=1) for unit in units])
+        latest = firsts.argmax(axis=0).tolist()
+        unit = statistics.mode(latest)
+        lag_s = float(np.median(firsts[unit]))
+        steady = latest.count(unit) >= _SAME_SHARE * len(steps)
+        # No noise: one is the latest in nearly all steps, and by more than scheduling makes it.
+        if steady and lag_s >= max(_LAG_S, _LAG_SHARE * step_s):
+            found = tuple(ranks[place] for place in units[unit])
             return Straggler(
-                late=late,
-                ranks=len(by_rank),
+                late=found,
+                ranks=len(ranks),
                 lag_s=lag_s,
                 steps=len(steps),
                 step_s=step_s,
-                node=where(late[0]),
+                node=where(found[0]),
             )
     return None
 
 
-def _latest(lags: Sequence[Sequence[float]], step_s: float) -> tuple[int, float] | None:
-    """Whose place is the latest in nearly all steps, and by how much (median, s), if no noise."""
-    latest = [lag.index(max(lag)) for lag in lags]
-    place = statistics.mode(latest)
-    lag_s = statistics.median(lag[place] for lag in lags)
-    steady = latest.count(place) >= _SAME_SHARE * len(latest)
-    return (place, lag_s) if steady and lag_s >= max(_LAG_S, _LAG_SHARE * step_s) else None
-
-
-def _lags(
-    step: Sequence[int], by_rank: Mapping[int, Mapping[int, Collective]], *, clocks: int
-) -> dict[int, float]:
-    """How late each rank was in a step, against the first one at each collective, s.
-
-    With several `clocks`, what a rank is late by at every collective of the step is left out: that
-    is how far its clock is ahead, since who is waited for goes on together with the others.
-    """
-    late: dict[int, list[float]] = {rank: [] for rank in by_rank}
-    for seq in step:
-        earliest = min(seen[seq].created_s for seen in by_rank.values())
-        for rank, seen in by_rank.items():
-            late[rank].append(seen[seq].created_s - earliest)
-    return {rank: max(of) - (min(of) if clocks > 1 else 0.0) for rank, of in late.items()}
-
-
-def _steps(
-    by_rank: Mapping[int, Mapping[int, Collective]], first: Mapping[int, Collective]
-) -> list[list[int]]:
-    """The numbers of the collectives of each whole step that all ranks have, the last one first.
+def _steps(kinds: Sequence[tuple[str, str]]) -> list[slice]:
+    """Where each whole step is among the collectives that all ranks have, the last one first.
 
     From the end: the beginning of a run is not periodic. What stands between two steps, such as a
     step computed a second time, is passed over.
     """
-    common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
-    found = _pattern([first[seq].kind for seq in common])
+    found = _pattern(kinds)
     if found is None:
         return []
-    period, last = found
-    kinds = [first[seq].kind for seq in common]
-    pattern, steps, end = kinds[last - period : last], [], last
+    period, end = found
+    pattern, steps = kinds[end - period : end], []
     while end >= period:
         whole = kinds[end - period : end] == pattern
         if whole:
-            steps.append(common[end - period : end])
+            steps.append(slice(end - period, end))
         end -= period if whole else 1
     return steps
 
