@@ -327,7 +327,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
     for state in ranks:
         path = next((p for p in files if STACKDUMPS.rank_of(p.name) == state.rank), None)
         flight = flights.get(state.rank)
-        last = flight.collectives[-1] if flight and flight.collectives else None
+        last = flight[-1] if flight else None
         found.append(
             RankStack(
                 rank=state.rank,
@@ -337,7 +337,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
                 step=state.step,
                 silent_s=_silence(state),
                 stack=_added(path, before) if path else "",
-                last_collective=f"{last.seq}: {last.text()}" if last else "",
+                last_collective=f"{last.seq}: {last.what}" if last else "",
                 path=str(path or ""),
             )
         )

@@ -284,10 +284,10 @@ def _waited_for(end: End, flights: dict[int, Flight]) -> End:
 
 def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, sizes: str) -> End:
     """A desync that ended one rank on the spot: the others' records say whether it was theirs."""
-    told = {rank: f.collectives[-1] for rank, f in flights.items() if f.collectives}
+    told = {rank: flight[-1] for rank, flight in flights.items() if flight}
     stacks = [p for p in run_dir.glob(STACKDUMPS.glob(aborted)) if p.stat().st_size]
     place = next(iter(_own_places(stacks[0])), "") if stacks else ""
-    seen = [f"rank {rank}: {last.text()}" for rank, last in sorted(told.items())]
+    seen = [f"rank {rank}: {last.what}" for rank, last in sorted(told.items())]
     seen.append(f"rank {aborted} was ended at {place or 'an unknown place'}")
     number = max((last.seq for last in told.values()), default=0)
     cause = f"desync at collective {number}, sizes {sizes}: {'; '.join(seen)} ({end.cause})"

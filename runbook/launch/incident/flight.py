@@ -55,33 +55,18 @@ def read_nccl_rows(data: bytes) -> list[list[Any]] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective as one rank saw it."""
+    """One collective as one rank saw it.
+
+    `what` must be equal on all ranks: `all_reduce [[1000]] Float`.
+    """
 
     seq: int
-    op: str
-    sizes: str
+    what: str
     created_s: float
 
-    @property
-    def kind(self) -> tuple[str, str]:
-        """What must be equal on all ranks."""
-        return self.op, self.sizes
 
-    def text(self) -> str:
-        """`all_reduce [[1000]] Float`."""
-        return f"{self.op} {self.sizes}"
-
-
-_Seen = dict[int, Collective]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flight:
-    """The last collectives of one rank, oldest first."""
-
-    rank: int
-    path: Path
-    collectives: tuple[Collective, ...]
+# The last collectives of one rank, oldest first.
+Flight = tuple[Collective, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,12 +93,12 @@ def read_flights(run_dir: Path, *, token: str) -> dict[int, Flight]:
             continue
         if isinstance(document, dict) and document.get("token") == token:
             entries = document.get("entries")
-            flights[rank] = _flight(rank, path, entries if isinstance(entries, list) else [])
+            flights[rank] = _flight(entries if isinstance(entries, list) else [])
     for rank, path in NCCL_FLIGHTS.found_in(run_dir).items():
         # An aborted rank has no record of its own.
         rows = None if rank in flights else read_nccl_rows(_bytes(path))
         if rows is not None:
-            flights[rank] = _flight(rank, path, rows)
+            flights[rank] = _flight(rows)
     return dict(sorted(flights.items()))
 
 
@@ -125,9 +110,8 @@ def _bytes(path: Path) -> bytes:
         return b""
 
 
-def _flight(rank: int, path: Path, rows: Sequence[Any]) -> Flight:
-    read = tuple(c for c in map(_collective, rows) if c is not None)
-    return Flight(rank=rank, path=path, collectives=read)
+def _flight(rows: Sequence[Any]) -> Flight:
+    return tuple(c for c in map(_collective, rows) if c is not None)
 
 
 def _collective(row: Any) -> Collective | None:
@@ -137,18 +121,20 @@ def _collective(row: Any) -> Collective | None:
     if not isinstance(seq, int) or not isinstance(created, int):
         return None
     kinds = " ".join(map(str, dtypes)) if isinstance(dtypes, list) else str(dtypes)
-    text = f"{json.dumps(sizes)} {kinds}".strip()
-    return Collective(seq=seq, op=str(op), sizes=text, created_s=created / 1e9)
+    what = f"{op} {json.dumps(sizes)} {kinds}".strip()
+    return Collective(seq=seq, what=what, created_s=created / 1e9)
 
 
 def last_numbers(flights: Mapping[int, Flight]) -> dict[int, int]:
     """The number of the last collective that each rank has entered."""
-    return {r: f.collectives[-1].seq for r, f in flights.items() if f.collectives}
+    return {rank: flight[-1].seq for rank, flight in flights.items() if flight}
 
 
-def _by_number(flights: Mapping[int, Flight]) -> tuple[list[int], dict[int, _Seen]]:
+def _by_number(
+    flights: Mapping[int, Flight],
+) -> tuple[list[int], dict[int, dict[int, Collective]]]:
     """The numbers of the collectives that all ranks have, and those of each rank by number."""
-    by_rank = {rank: {c.seq: c for c in f.collectives} for rank, f in flights.items()}
+    by_rank = {rank: {c.seq: c for c in flight} for rank, flight in flights.items()}
     return sorted(set.intersection(*map(set, by_rank.values()))) if by_rank else [], by_rank
 
 
@@ -156,23 +142,20 @@ def find_desync(flights: Mapping[int, Flight]) -> Desync | None:
     """The first number under which the ranks ran different things; None if they agree."""
     common, by_rank = _by_number(flights)
     for index, seq in enumerate(common):
-        kinds = {rank: seen[seq].kind for rank, seen in by_rank.items()}
-        if len(set(kinds.values())) > 1:
+        seen = {rank: told[seq].what for rank, told in by_rank.items()}
+        if len(set(seen.values())) > 1:
             first = next(iter(by_rank.values()))
-            before = [first[number].kind for number in common[:index]]
-            seen = {rank: by_rank[rank][seq].text() for rank in by_rank}
-            return Desync(seq=seq, rank=_who_left(before, kinds), seen=seen)
+            before = [first[number].what for number in common[:index]]
+            return Desync(seq=seq, rank=_who_left(before, seen), seen=seen)
     return None
 
 
-def _who_left(
-    before: Sequence[tuple[str, str]], kinds: Mapping[int, tuple[str, str]]
-) -> int | None:
+def _who_left(before: Sequence[str], kinds: Mapping[int, str]) -> int | None:
     """The rank that did not do what came next in the pattern of earlier steps.
 
     With three ranks or more the odd one out is known without a pattern.
     """
-    counts = {kind: list(kinds.values()).count(kind) for kind in kinds.values()}
+    counts = Counter(kinds.values())
     odd = [rank for rank, kind in kinds.items() if counts[kind] == 1]
     if len(kinds) > 2 and len(odd) == 1:
         return odd[0]
@@ -187,7 +170,7 @@ def left_the_pattern(flight: Flight) -> bool:
     What it had done before, and not in most steps, belongs to none of them: an evaluation, a save,
     a step that is computed twice.
     """
-    kinds = [collective.kind for collective in flight.collectives]
+    kinds = [collective.what for collective in flight]
     counts = Counter(kinds)
     often = max(counts.values(), default=0)
     seldom = {kind for kind in kinds[:-_RECENT] if 2 * counts[kind] <= often + 1}
@@ -197,7 +180,7 @@ def left_the_pattern(flight: Flight) -> bool:
     return any(wanted is not None and kinds[i] != wanted for i, wanted in expected.items())
 
 
-def _expected(before: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+def _expected(before: Sequence[str]) -> str | None:
     """What followed the last time that the longest possible recent context occurred."""
     for length in range(min(_CONTEXT, len(before) - 1), 0, -1):
         context = list(before[-length:])
@@ -270,7 +253,7 @@ def find_straggler(
 
     common, by_rank = _by_number(flights)
     ranks = list(by_rank)
-    steps = _steps([by_rank[ranks[0]][seq].kind for seq in common])
+    steps = _steps([by_rank[ranks[0]][seq].what for seq in common])
     if len(steps) < _FEWEST_STEPS:
         return None
     places = range(len(ranks))
@@ -308,7 +291,7 @@ def find_straggler(
     return None
 
 
-def _steps(kinds: Sequence[tuple[str, str]]) -> list[slice]:
+def _steps(kinds: Sequence[str]) -> list[slice]:
     """Where each whole step is among the collectives that all ranks have, the last one first.
 
     From the end: the beginning of a run is not periodic. What stands between two steps, such as a
@@ -327,7 +310,7 @@ def _steps(kinds: Sequence[tuple[str, str]]) -> list[slice]:
     return steps
 
 
-def _pattern(kinds: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
+def _pattern(kinds: Sequence[str]) -> tuple[int, int] | None:
     """The shortest period that is there four times, and where it ends.
 
     The last few collectives of a run (the check of the parameters) are none of a step, and one of
