@@ -13,14 +13,15 @@ import pickle
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
 from nsa.contract import FLIGHT_COLUMNS, FLIGHTS, NCCL_FLIGHTS, flight_row
-from runbook.folder.launch.documents import Load
+from runbook.files import read_bytes
+from runbook.folder.launch.documents import Load, json_object
 
-_LARGEST_BYTES = 64 << 20
 _CONTEXT = 12
 _RECENT = 4
 # Columns of a row that are read: all but whether the collective was retired.
@@ -87,27 +88,17 @@ def read_flights(run_dir: Path, *, token: str) -> dict[int, Flight]:
     """The readable records of one launch; anything else in the files is left out."""
     flights = {}
     for rank, path in FLIGHTS.found_in(run_dir).items():
-        try:
-            document = json.loads(_bytes(path))
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(document, dict) and document.get("token") == token:
+        document = json_object(path)
+        if document.get("token") == token:
             entries = document.get("entries")
             flights[rank] = _flight(entries if isinstance(entries, list) else [])
     for rank, path in NCCL_FLIGHTS.found_in(run_dir).items():
         # An aborted rank has no record of its own.
-        rows = None if rank in flights else read_nccl_rows(_bytes(path))
-        if rows is not None:
-            flights[rank] = _flight(rows)
+        with suppress(OSError):
+            rows = None if rank in flights else read_nccl_rows(read_bytes(path))
+            if rows is not None:
+                flights[rank] = _flight(rows)
     return dict(sorted(flights.items()))
-
-
-def _bytes(path: Path) -> bytes:
-    """The file's bytes; none of one that cannot be read or is far too large."""
-    try:
-        return b"" if path.stat().st_size > _LARGEST_BYTES else path.read_bytes()
-    except OSError:
-        return b""
 
 
 def _flight(rows: Sequence[Any]) -> Flight:
