@@ -244,15 +244,14 @@ def pulse_of(ranks: Sequence[RankState], *, wanted: int, now: float) -> Pulse:
     quiet = [state for state in alive if _is_silent(state, now)]
     if not quiet:
         return Pulse(alive=len(alive), wanted=wanted)
-    states = {state.rank: state.process_state for state in quiet}
-    first = blame(quiet, states).rank
+    first = blame(quiet).rank
     quiet.sort(key=lambda state: (state.rank != first, state.rank))
     silent = tuple(
         SilentRank(
             rank=state.rank,
             silent_s=now - state.changed_at,
             usual_s=state.usual_s,
-            state=STOPPED.get(states[state.rank], ""),
+            state=STOPPED.get(state.process_state, ""),
         )
         for state in quiet
     )
