@@ -155,13 +155,16 @@ class RankWatch:
         except OSError:
             state.pid, state.died_at = pid, time.monotonic()
             return
-        alive = environment_holds(pid, self.token) or holds_file(pid, str(state.path))
-        if alive or has_ended_under(pid, handle, self.token):
+        if self._is_ours(state, pid, handle):
             state.pid, state.handle, state.on_this_machine = pid, handle, True
         else:
             # Never ours: its heartbeats count, its number is not used.
             os.close(handle)
             state.foreign_pid = pid
+
+    def _is_ours(self, state: RankState, pid: int, handle: int) -> bool:
+        alive = environment_holds(pid, self.token) or holds_file(pid, str(state.path))
+        return alive or has_ended_under(pid, handle, self.token)
 
     def _note_deaths(self, readable: set[int]) -> None:
         for state in self.ranks.values():
