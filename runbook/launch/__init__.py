@@ -15,7 +15,7 @@ from runbook.folder.launch.documents import read_console, read_json_object
 from runbook.launch.attempt import Attempt
 from runbook.launch.command import RefusedError, build_command, check_out
 from runbook.launch.end import is_communication_failure
-from runbook.launch.local import other_launchers
+from runbook.launch.launcher_api import other_launchers
 from runbook.launch.observer import Interrupted, StopRequest, stop_on_signals
 from runbook.launch.supervision import LaunchOptions
 from runbook.launch.watch.watchdog import Budgets

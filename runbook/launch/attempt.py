@@ -6,7 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -92,13 +92,11 @@ class Attempt:
         watch = ForeignWatch(*where, self.launch) if foreign else RankWatch(*where)
         environment = build_environment(
             options.machine,
-            self.command.env,
+            self.command,
             token=self.token,
             run_dir=self.run_dir.resolve(),
             loopback=self.launch.voices > 0 and options.launcher.here,
-            folder=self.command.folder,
             own=self.launch.own.env if self.launch.own else (),
-            installed=self.command.is_ours,
         )
         return Start(
             launch=self.launch,
@@ -217,24 +215,21 @@ class Attempt:
         duration_s = round(self._ended_at - self.began, 3)
         end = self._with_limits(end, exits, child_code, lines, duration_s)
         files = [self.console, *evidence] if end.status is not LaunchStatus.COMPLETED else []
+        # Its cause may quote what a trainer said last, and goes into every report.
+        told = asdict(replace(end, cause=redact_text(end.cause)))
         return LaunchResult(
-            status=end.status,
-            kind=end.kind,
+            **told,
             exit_code=child_code,
             ranks=exits,
             started_at=self.started_at,
             duration_s=duration_s,
             attempts=self.number,
-            # It may quote what a trainer said last, and goes into every report.
-            cause=redact_text(end.cause),
-            culprit_rank=end.culprit_rank,
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.token,
             steps=self.command.steps,
             notes=(*watched.notes, *watched.live_status.notes, *notes),
             stopped_at=stopped_at(self.run_dir, end),
             stopped=watched.stopped,
-            node=end.node,
         )
 
 

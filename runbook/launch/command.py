@@ -347,26 +347,24 @@ def _make(commit: str, folder: Path) -> None:
 
 def build_environment(
     machine: Mapping[str, str],
-    plan: Mapping[str, str],
+    command: Command,
     *,
     token: str,
     run_dir: Path,
     loopback: bool,
-    folder: Path | None = None,
     own: Iterable[str] = (),
-    installed: bool = False,
 ) -> dict[str, str]:
     """The whole environment of one launch.
 
-    `machine` is the harness's own environment, of which only a fixed list is passed on; `plan` is
-    what the launch sets. `loopback` keeps gloo's sockets on this machine. The packages of `folder`
-    come before all others. `own` are variables of a trainer of one's own, checked in
-    its profile. `installed`: nothing is imported from the folder that the launch runs in, where
-    somebody's `nsa` or `pytest.py` may lie.
+    `machine` is the harness's own environment, of which only a fixed list is passed on.
+    `loopback` keeps gloo's sockets on this machine. The packages of the command's folder come
+    before all others. `own` are variables of a trainer of one's own, checked in its profile. A
+    command of ours imports nothing from the folder that it runs in, where somebody's `nsa` or
+    `pytest.py` may lie.
 
     Raises `UsageError` for a variable that a plan may not set.
     """
-    if bad := sorted(name for name in set(plan) - set(own) if not may_be_set(name)):
+    if bad := sorted(name for name in set(command.env) - set(own) if not may_be_set(name)):
         raise UsageError(
             [f"a launch may not set {name}" for name in bad],
             hint=f"allowed are {', '.join(VARIABLE_FAMILIES)}",
@@ -375,14 +373,14 @@ def build_environment(
     environment["PYTHONUNBUFFERED"] = "1"
     # Python's stack for a crash in native code; the trainer's own handler comes much later.
     environment["PYTHONFAULTHANDLER"] = "1"
-    if installed:
+    if command.is_ours:
         environment["PYTHONSAFEPATH"] = "1"
     if loopback:
         environment["GLOO_SOCKET_IFNAME"] = "lo"
-    environment.update(plan)
-    if folder is not None:
-        others = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = os.pathsep.join([str(folder), *([others] if others else [])])
+    environment.update(command.env)
+    if command.folder is not None:
+        places = filter(None, (str(command.folder), environment.get("PYTHONPATH")))
+        environment["PYTHONPATH"] = os.pathsep.join(places)
     environment[RUN_TOKEN_VARIABLE] = token
     environment[RUN_DIR_VARIABLE] = str(run_dir)
     return environment

@@ -99,7 +99,8 @@ def classify_trainer(
         return _without_culprit(exits, child_code, wanted, console)
     if culprit.signal is not None:
         return _ended_by_signal(culprit, oom, console)
-    refused = _refused(culprit, exits, console)
+    trained = any(e.steps_done for e in exits)
+    refused = _refused(culprit.code, culprit.reason, console, trained=trained, who=culprit.rank)
     if refused is not None:
         return refused
     status = _BY_CODE.get(culprit.code or 1, LaunchStatus.CRASHED)
@@ -118,19 +119,18 @@ def classify_trainer(
     return End(status=status, cause=cause, culprit_rank=culprit.rank, kind=kind)
 
 
-def _refused(culprit: RankExit, exits: Sequence[RankExit], console: Sequence[str]) -> End | None:
+def _refused(
+    code: int | None, reason: str, console: Sequence[str], *, trained: bool, who: int | None = None
+) -> End | None:
     """The end of a launch whose config or machine is wrong, in the words of the one who said so."""
-    who = culprit.rank
-    if culprit.code == ExitCode.CONFIG:
-        cause = one_line(culprit.reason) or said_by_trainer(console)
-        cause = cause or last_error(console) or last_words(console) or f"exit code {culprit.code}"
+    if code == ExitCode.CONFIG:
+        cause = one_line(reason) or said_by_trainer(console)
+        cause = cause or last_error(console) or last_words(console) or f"exit code {code}"
         return End(status=LaunchStatus.CONFIG_ERROR, cause=cause, culprit_rank=who)
-    if any(e.steps_done for e in exits):
-        return None  # a machine that trained a step can run the trainer
-    said = said_by_machine([culprit.reason] if culprit.reason else console)
-    return (
-        End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=said, culprit_rank=who) if said else None
-    )
+    # A machine that trained a step can run the trainer.
+    said = "" if trained else said_by_machine([reason] if reason else console)
+    status = LaunchStatus.ENVIRONMENT_ERROR
+    return End(status=status, cause=said, culprit_rank=who) if said else None
 
 
 def classify_pytest(child_code: int | None, *, junit: bool, console: Sequence[str]) -> End:
@@ -262,12 +262,9 @@ def _ended_by_signal(
 def _without_culprit(
     exits: Sequence[RankExit], child_code: int | None, wanted: int, console: Sequence[str]
 ) -> End:
-    if child_code == ExitCode.CONFIG and not exits:
-        cause = said_by_trainer(console) or last_error(console) or last_words(console)
-        return End(status=LaunchStatus.CONFIG_ERROR, cause=cause or "exit code 2")
-    said = "" if child_code in (None, 0) or exits else said_by_machine(console)
-    if said:
-        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=said)
+    failed = child_code not in (None, 0) and not exits
+    if failed and (refused := _refused(child_code, "", console, trained=False)) is not None:
+        return refused
     if child_code == 0:
         silent = sorted(set(range(wanted)) - {e.rank for e in exits if e.code == 0})
         cause = f"ended with 0, but ranks {silent} wrote no exit heartbeat with code 0"

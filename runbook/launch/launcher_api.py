@@ -14,15 +14,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from runbook import DEFAULT_QUEUE_S, FILE_AFTER
+from runbook import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S, FILE_AFTER
 from runbook.config import Profile
 from runbook.config.registry import installed, names
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError, choice_for
 from runbook.folder.launch.documents import Load
 from runbook.launch.command import Command
-from runbook.launch.incident import Reach
 from runbook.launch.watch import RankWatch
+from runbook.launch.watch.rank_state import RankState
 from runbook.machine.kernel_log import KernelLine
 from runbook.records import End, Launch
 
@@ -63,7 +63,7 @@ class Aftermath:
     node: str = ""
 
 
-class Running(Reach, Protocol):
+class Running(Protocol):
     """A command that was started, and how its ranks are reached."""
 
     @property
@@ -82,6 +82,9 @@ class Running(Reach, Protocol):
 
     def trouble(self, *, suspected: bool = False) -> End | None:
         """What went wrong with the place itself, if anything. `suspected`: a rank is silent."""
+
+    def send(self, state: RankState, number: int) -> bool:
+        """Send a signal to a rank, if it is provably of the launch; False if it got none."""
 
     def where(self, rank: int) -> str:
         """The node that a rank runs on; empty where there is only this machine."""
@@ -135,6 +138,7 @@ class LauncherKind(Protocol):
 
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """What is wrong with its options, or with running this profile by it, in words."""
+        return _unread(options, self.reads) + _nodes_problems(options, profile)
 
     def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
         """The launcher of a run. `note` is told what a person should read."""
@@ -164,7 +168,7 @@ def launcher(name: str) -> LauncherKind:
     return kind
 
 
-def unread(options: RunOptions, reads: Sequence[str]) -> list[str]:
+def _unread(options: RunOptions, reads: Sequence[str]) -> list[str]:
     """What was typed for another launcher than one that reads these options, in words."""
     typed = {
         "--nodes": options.nodes != 1,
@@ -178,3 +182,24 @@ def unread(options: RunOptions, reads: Sequence[str]) -> list[str]:
         for flag, given in typed.items()
         if given and flag not in reads
     ]
+
+
+def other_launchers() -> list[str]:
+    """The names of the launchers that do not run everything on this machine."""
+    return [name for name in names(GROUP) if name != DEFAULT_LAUNCHER]
+
+
+def _nodes_problems(options: RunOptions, profile: Profile) -> list[str]:
+    """A machine with GPUs has the nodes of its profile; CPUs are spread as asked for."""
+    needed = profile.hardware.nodes or (1 if profile.has_gpu else options.nodes)
+    if options.nodes != needed:
+        way = f"--nodes {needed}"
+        way = f"--launcher {'|'.join(other_launchers())} {way}" if needed > 1 else way
+        return [f"--nodes {options.nodes}: profile {profile.name} is for {needed} node(s): {way}"]
+    if profile.ranks % options.nodes:
+        divisors = [n for n in range(1, profile.ranks + 1) if profile.ranks % n == 0]
+        return [
+            f"--nodes {options.nodes}: the {profile.ranks} ranks of profile {profile.name} cannot "
+            f"be spread evenly; possible are: {', '.join(map(str, divisors))}"
+        ]
+    return []

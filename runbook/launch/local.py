@@ -13,22 +13,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from nsa.contract import RUN_TOKEN_VARIABLE
-from runbook import DEFAULT_LAUNCHER
-from runbook.config import Profile
-from runbook.config.registry import names
-from runbook.config.setup import RunOptions, Setup
+from runbook.config.setup import Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import RefusedError, pasteable
-from runbook.launch.incident import read_outside
-from runbook.launch.launcher_api import (
-    GROUP,
-    Aftermath,
-    Launcher,
-    LauncherKind,
-    Running,
-    Start,
-    unread,
-)
+from runbook.launch.launcher_api import Aftermath, Launcher, LauncherKind, Running, Start
 from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.cards import AFTER, BEFORE, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
@@ -135,10 +123,6 @@ class LocalRun(Host):
         """As in `Running`."""
         return state.pid is not None and signal_owned(state.pid, self._token, number)
 
-    def read_outside(self, state: RankState) -> Path | None:
-        """As in `Running`."""
-        return read_outside(self.folder, state)
-
     def where(self, rank: int) -> str:  # noqa: ARG002 - there is one machine
         """Nothing: there is one machine."""
         return ""
@@ -164,10 +148,6 @@ class Local(LauncherKind, Launcher):
                 raise RefusedError(why) from error
             raise
 
-    def problems(self, options: RunOptions, profile: Profile) -> list[str]:
-        """As in `LauncherKind`."""
-        return unread(options, self.reads) + nodes_problems(options, profile)
-
     def launcher(
         self,
         setup: Setup,  # noqa: ARG002 - a launch says all
@@ -180,24 +160,3 @@ class Local(LauncherKind, Launcher):
     def printed(self, launch: Launch, setup: Setup) -> str:  # noqa: ARG002 - a launch says all
         """As in `LauncherKind`."""
         return pasteable(launch).lines
-
-
-def other_launchers() -> list[str]:
-    """The names of the launchers that do not run everything on this machine."""
-    return [name for name in names(GROUP) if name != DEFAULT_LAUNCHER]
-
-
-def nodes_problems(options: RunOptions, profile: Profile) -> list[str]:
-    """A machine with GPUs has the nodes of its profile; CPUs are spread as asked for."""
-    needed = profile.hardware.nodes or (1 if profile.has_gpu else options.nodes)
-    if options.nodes != needed:
-        way = f"--nodes {needed}"
-        way = f"--launcher {'|'.join(other_launchers())} {way}" if needed > 1 else way
-        return [f"--nodes {options.nodes}: profile {profile.name} is for {needed} node(s): {way}"]
-    if profile.ranks % options.nodes:
-        divisors = [n for n in range(1, profile.ranks + 1) if profile.ranks % n == 0]
-        return [
-            f"--nodes {options.nodes}: the {profile.ranks} ranks of profile {profile.name} cannot "
-            f"be spread evenly; possible are: {', '.join(map(str, divisors))}"
-        ]
-    return []

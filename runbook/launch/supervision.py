@@ -18,7 +18,7 @@ from runbook.launch.local import Local
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.live_status import LiveStatus, pulse_of
-from runbook.launch.watch.watchdog import Budgets, Thresholds, Watchdog
+from runbook.launch.watch.watchdog import Budgets, Watchdog
 from runbook.machine.surroundings import free_bytes
 from runbook.records import Begun, End, Launch, LaunchStatus, RankExit, Stopped
 
@@ -34,8 +34,7 @@ class LaunchOptions:
     """How a launch is run, below the folder `run_root`.
 
     `machine` is the environment of the harness. `enough` is asked with the path of training.csv
-    after each round of a schedule. `budgets` and `watch`, which sets the detectors of numbers, are
-    the launch's own unless given; it has detectors where the plan says that it is watched.
+    after each round of a schedule. `budgets` are the launch's own unless given.
     `launcher` is where it runs, this machine by default. `begun` is the checkpoint that a launch
     which resumes another one goes on from; without it, the trainer takes the newest one. `retry`:
     a stall or a failure of the collective library is tried once more.
@@ -47,7 +46,6 @@ class LaunchOptions:
     stop: StopRequest = field(default_factory=StopRequest)
     budgets: Budgets | None = None
     enough: Callable[[Path], bool] | None = None
-    watch: Thresholds | None = None
     launcher: Launcher = field(default_factory=Local)
     begun: Begun | None = None
     retry: bool = True
@@ -67,13 +65,11 @@ class Supervision:
         self.run_dir = options.run_root / launch.run_dir
         self.budgets = options.budgets or Budgets.for_launch(launch)
         self.watchdog = Watchdog(self.budgets, wanted=launch.voices)
-        limits = Thresholds.from_variables(launch.env) if launch.watched else None
         self.live_status = LiveStatus(
             launch,
             self.run_dir,
             steps=steps,
             observer=options.observer,
-            watch=options.watch or limits,
             enough=options.enough,
         )
         self.evidence: list[Path] = []
@@ -163,7 +159,7 @@ class Supervision:
             if (lost := self.place.trouble(suspected=True)) is not None:
                 return lost
             hang, stacks = name_culprit(
-                self.watchdog, self.run_dir, ranks, self.place, token=self._token
+                self.watchdog, self.run_dir, ranks, self.place.send, token=self._token
             )
             if isinstance(self.watch, ForeignWatch):
                 hang = self.watch.hang(hang, ranks)
@@ -184,7 +180,7 @@ class Supervision:
         """Keep the evidence of a launch that has to be ended."""
         ranks = list(self.watch.ranks.values())
         if stacks is None:
-            stacks = collect_stacks(self.run_dir, ranks, self.place)
+            stacks = collect_stacks(self.run_dir, ranks, self.place.send)
         self.options.observer.note(f"{self.launch.name}: {end.cause}")
         self.evidence += [*stacks, write_summary(self.run_dir, ranks, end.cause)]
         return end
@@ -220,7 +216,7 @@ class Supervision:
             # Whoever lost patience before it was called a hang is told where it stood.
             silent = f"rank {quiet[0].rank} had been silent for {quiet[0].silent_s:.0f} s"
             cause = f"{cause} while {silent}"
-            self.evidence += collect_stacks(self.run_dir, ranks, self.place)
+            self.evidence += collect_stacks(self.run_dir, ranks, self.place.send)
         for state in ranks:
             if not state.ended:
                 self.place.send(state, signal.SIGTERM)

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from runbook.launch.incident import (
     collect_flights,
     collect_stacks,
     name_culprit,
-    read_outside,
     write_summary,
 )
 from runbook.launch.incident.flight import read_flights
@@ -59,21 +59,10 @@ def _all_ended(states: Iterable[RankState]) -> bool:
     return bool(ended) and all(ended)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bystander:
-    """Reaches a rank whose process is provably it: by the token, or its heartbeat file is open."""
-
-    run_dir: Path
-    token: str
-
-    def send(self, state: RankState, number: int) -> bool:
-        """As in `Reach`."""
-        path = str(state.path)
-        return state.pid is not None and signal_owned(state.pid, self.token, number, path=path)
-
-    def read_outside(self, state: RankState) -> Path | None:
-        """As in `Reach`."""
-        return read_outside(self.run_dir, state)
+def _send(token: str, state: RankState, number: int) -> bool:
+    """As in `Send`: by the token, or its heartbeat file is open."""
+    path = str(state.path)
+    return state.pid is not None and signal_owned(state.pid, token, number, path=path)
 
 
 _READINGS = "losses, gradients, rates and memory"
@@ -159,8 +148,8 @@ class Screen:
             hang = watchdog.name_culprit(states, now=time.monotonic())
             return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
         token = self.ranks.token
-        reach = Bystander(run_dir=self.run_dir, token=token)
-        hang, _ = name_culprit(watchdog, self.run_dir, states, reach, token=token)
+        send = partial(_send, token)
+        hang, _ = name_culprit(watchdog, self.run_dir, states, send, token=token)
         write_summary(self.run_dir, states, hang.cause)
         return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
 
@@ -329,16 +318,16 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
     watch.update()
     ranks = [s for s in watch.ranks.values() if s.handle is not None and s.exit_code is None]
     token = watch.token
-    reach = Bystander(run_dir=run_dir, token=token)
+    send = partial(_send, token)
     before = {p: p.stat().st_size for p in run_dir.glob(STACKDUMPS.glob())}
-    collect_flights(run_dir, ranks, reach)
-    files = collect_stacks(run_dir, ranks, reach)
+    collect_flights(run_dir, ranks, send)
+    files = collect_stacks(run_dir, ranks, send)
     flights = read_flights(run_dir, token=token)
     found = []
     for state in ranks:
         path = next((p for p in files if STACKDUMPS.rank_of(p.name) == state.rank), None)
         flight = flights.get(state.rank)
-        last = flight.collectives[-1] if flight and flight.collectives else None
+        last = flight[-1] if flight else None
         found.append(
             RankStack(
                 rank=state.rank,
@@ -348,7 +337,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
                 step=state.step,
                 silent_s=_silence(state),
                 stack=_added(path, before) if path else "",
-                last_collective=f"{last.seq}: {last.text()}" if last else "",
+                last_collective=f"{last.seq}: {last.what}" if last else "",
                 path=str(path or ""),
             )
         )

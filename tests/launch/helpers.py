@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from runbook.launch import Budgets, LaunchOptions, run_launch
 from runbook.launch.observer import Observer
@@ -72,5 +73,6 @@ def trainer(*argv: str, **fields: object) -> Launch:
     return records.launch(*argv, **(told | fields))
 
 
-def rank(number: int, *, age: float, phase: str = "step", step: int = 5) -> RankState:
-    return RankState(rank=number, path=Path("x"), phase=phase, step=step, changed_at=1000.0 - age)
+def rank(number: int, *, age: float, **said: Any) -> RankState:
+    told: dict[str, Any] = {"phase": "step", "step": 5} | said
+    return RankState(rank=number, path=Path("x"), changed_at=1000.0 - age, **told)

@@ -41,16 +41,14 @@ def test_torchrun_is_this_python_on_loopback_and_a_free_port(tmp_path: Path) -> 
 def test_only_what_is_installed_is_kept_from_the_folder_of_the_caller() -> None:
     """Which may have an `nsa/` or a `pytest.py` of its own."""
     how = {"token": "ab", "run_dir": Path("/runs/x"), "loopback": False}
-    for installed in (True, False):
-        made = build_environment({}, {}, installed=installed, **how)
-        assert ("PYTHONSAFEPATH" in made) is installed
     for line, ours in (
         ("python -m torch.distributed.run -m nsa.train --ddp 1", True),
         ("python -m pytest -q --pyargs nsa.tests.test_modes", True),
         ("python -m nsa.loopback -m my_trainer", False),
         ("python train.py", False),
     ):
-        assert Command(argv=tuple(line.split()), env={}, port=None, steps=1).is_ours is ours
+        command = Command(argv=tuple(line.split()), env={}, port=None, steps=1)
+        assert ("PYTHONSAFEPATH" in build_environment({}, command, **how)) is ours
 
 
 def test_only_python_and_torchrun_are_started(tmp_path: Path) -> None:

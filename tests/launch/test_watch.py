@@ -71,9 +71,7 @@ class Written:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.watch = RankWatch(folder, TOKEN, time.monotonic())
-        self.live_status = LiveStatus(
-            trainer(), folder, steps=9, observer=Observer(), watch=None, enough=None
-        )
+        self.live_status = LiveStatus(trainer(), folder, steps=9, observer=Observer(), enough=None)
 
     def grow(self, name: str, text: str) -> None:
         with (self.folder / name).open("a") as stream:

@@ -146,7 +146,7 @@ def test_how_many_ranks_live_is_told_where_each_tells_of_itself(
         def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
             assert pulse.wanted == wanted
 
-    live = LiveStatus(launch, tmp_path, steps=3, observer=Seen(), watch=None, enough=None)
+    live = LiveStatus(launch, tmp_path, steps=3, observer=Seen(), enough=None)
     live.look(watch.ranks, now=time.monotonic())
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.errors import UsageError
 from runbook.folder.facts import REDACTED
 from runbook.launch import LaunchOptions, run_launch
-from runbook.launch.command import build_environment
+from runbook.launch.command import Command, build_environment
 from runbook.launch.observer import Observer
 from runbook.process import carriers, environment_holds, kill_all, signal_owned
 from runbook.records import Launch, LaunchResult, LaunchStatus
@@ -109,7 +110,9 @@ def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
     listed = {"PATH": "/bin", "HOME": "/root", "LD_LIBRARY_PATH": "/cuda"}
     listed |= {"CUDA_VISIBLE_DEVICES": "0,1"}
     planned = {"NSA_OPT_FUSED": "1", "NCCL_ALGO": "Ring"}
-    made = build_environment(machine | listed, planned, token="ab", run_dir=tmp_path, loopback=True)
+    how = {"token": "ab", "run_dir": tmp_path, "loopback": True}
+    command = Command(argv=(), env=planned, port=None, steps=1)
+    made = build_environment(machine | listed, command, **how)
     assert made == listed | planned | {
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
@@ -120,7 +123,7 @@ def test_only_listed_variables_reach_a_launch(tmp_path: Path) -> None:
     refused = ("LD_PRELOAD", "PATH", "PYTHONPATH", "RUNBOOK_RUN_TOKEN", "BASH_ENV")
     with pytest.raises(UsageError) as error:
         planned = {**dict.fromkeys(refused, "x"), "NSA_NVTX": "1"}
-        build_environment({}, planned, token="ab", run_dir=tmp_path, loopback=False)
+        build_environment({}, replace(command, env=planned), **how)
     assert len(error.value.problems) == len(refused)
     for name in refused:
         assert f"may not set {name}" in str(error.value)

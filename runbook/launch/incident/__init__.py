@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS, STACKDUMPS, RankFiles
 from runbook.files import write_atomic
@@ -49,17 +48,11 @@ _MAY_BE_DESYNC = (LaunchStatus.CRASHED, LaunchStatus.HUNG, LaunchStatus.TIMED_OU
 _TOO_LARGE = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
 
 
-class Reach(Protocol):
-    """How the ranks of a launch are reached, as far as they are provably of it."""
-
-    def send(self, state: RankState, number: int) -> bool:
-        """Send a signal to a rank; False if it got none."""
-
-    def read_outside(self, state: RankState) -> Path | None:
-        """The stack of a rank that cannot answer, read from outside; None if it cannot be."""
+# Sends a signal to a rank if its process is provably of the launch; False if it got none.
+Send = Callable[[RankState, int], bool]
 
 
-def collect_stacks(run_dir: Path, ranks: Sequence[RankState], reach: Reach) -> list[Path]:
+def collect_stacks(run_dir: Path, ranks: Sequence[RankState], send: Send) -> list[Path]:
     """Have the Python stacks of all ranks written into `run_dir` and return the files.
 
     They come from the trainer itself (SIGUSR1, handled in C, so that a rank that is stuck in
@@ -67,26 +60,26 @@ def collect_stacks(run_dir: Path, ranks: Sequence[RankState], reach: Reach) -> l
     by py-spy where that is installed.
     """
     alive = [state for state in ranks if state.pid is not None and state.died_at is None]
-    files = _answers(run_dir, alive, reach, signal.SIGUSR1, STACKDUMPS, within_s=_STACKS_WITHIN_S)
+    files = _answers(run_dir, alive, send, signal.SIGUSR1, STACKDUMPS, within_s=_STACKS_WITHIN_S)
     told = {STACKDUMPS.rank_of(path.name) for path in files}
     silent = [state for state in alive if state.rank not in told]
-    return files + [path for state in silent if (path := reach.read_outside(state))]
+    return files + [path for state in silent if (path := _read_outside(run_dir, state))]
 
 
-def collect_flights(run_dir: Path, ranks: Sequence[RankState], reach: Reach) -> list[Path]:
+def collect_flights(run_dir: Path, ranks: Sequence[RankState], send: Send) -> list[Path]:
     """Have every rank that can answer write its flight record (SIGUSR2); return the fresh ones.
 
     A thread of the rank answers, so one that is stuck in a collective or sleeps answers too; one
     that is frozen, or holds the interpreter's lock, does not.
     """
     alive = [state for state in ranks if state.died_at is None]
-    return _answers(run_dir, alive, reach, signal.SIGUSR2, FLIGHTS, within_s=_FLIGHTS_WITHIN_S)
+    return _answers(run_dir, alive, send, signal.SIGUSR2, FLIGHTS, within_s=_FLIGHTS_WITHIN_S)
 
 
 def _answers(
     run_dir: Path,
     ranks: Sequence[RankState],
-    reach: Reach,
+    send: Send,
     number: int,
     kind: RankFiles,
     *,
@@ -100,7 +93,7 @@ def _answers(
 
     before, last = seen(), dict[Path, tuple[int, int]]()
     able = [r for r in ranks if r.pid is not None and r.process_state not in STOPPED]
-    asked = {state.rank for state in able if reach.send(state, number)}
+    asked = {state.rank for state in able if send(state, number)}
     deadline = time.monotonic() + (within_s if asked else 0.0)
     while time.monotonic() < deadline:
         time.sleep(0.03)
@@ -112,14 +105,14 @@ def _answers(
 
 
 def name_culprit(
-    watchdog: Watchdog, run_dir: Path, ranks: Sequence[RankState], reach: Reach, *, token: str
+    watchdog: Watchdog, run_dir: Path, ranks: Sequence[RankState], send: Send, *, token: str
 ) -> tuple[End, list[Path]]:
     """Who is to blame for a hang that was found, and the stacks of all ranks.
 
     The evidence comes first: where all ranks are equally far, only it tells who is waited for.
     """
-    flights = collect_flights(run_dir, ranks, reach)
-    stacks = collect_stacks(run_dir, ranks, reach)
+    flights = collect_flights(run_dir, ranks, send)
+    stacks = collect_stacks(run_dir, ranks, send)
     entered = last_numbers(read_flights(run_dir, token=token)) if flights else None
     busy = busy_ranks(stacks)
     return watchdog.name_culprit(ranks, now=time.monotonic(), busy=busy, entered=entered), stacks
@@ -177,10 +170,10 @@ def _main_frames(dump: str) -> list[tuple[str, str, str]]:
     return found
 
 
-def read_outside(run_dir: Path, state: RankState) -> Path | None:
+def _read_outside(run_dir: Path, state: RankState) -> Path | None:
     """The stack of a rank of this machine that cannot answer, by py-spy where that is installed."""
     tool = shutil.which("py-spy", path=f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}")
-    if tool is None or state.pid is None:
+    if tool is None or state.pid is None or state.told_state is not None:
         return None
     command = [tool, "dump", "--nonblocking", "--pid", str(state.pid)]
     done = run_tool(command, timeout_s=_TOOL_WITHIN_S)
@@ -291,10 +284,10 @@ def _waited_for(end: End, flights: dict[int, Flight]) -> End:
 
 def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, sizes: str) -> End:
     """A desync that ended one rank on the spot: the others' records say whether it was theirs."""
-    told = {rank: f.collectives[-1] for rank, f in flights.items() if f.collectives}
+    told = {rank: flight[-1] for rank, flight in flights.items() if flight}
     stacks = [p for p in run_dir.glob(STACKDUMPS.glob(aborted)) if p.stat().st_size]
     place = next(iter(_own_places(stacks[0])), "") if stacks else ""
-    seen = [f"rank {rank}: {last.text()}" for rank, last in sorted(told.items())]
+    seen = [f"rank {rank}: {last.what}" for rank, last in sorted(told.items())]
     seen.append(f"rank {aborted} was ended at {place or 'an unknown place'}")
     number = max((last.seq for last in told.values()), default=0)
     cause = f"desync at collective {number}, sizes {sizes}: {'; '.join(seen)} ({end.cause})"

@@ -13,14 +13,15 @@ import pickle
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
 from nsa.contract import FLIGHT_COLUMNS, FLIGHTS, NCCL_FLIGHTS, flight_row
-from runbook.folder.launch.documents import Load
+from runbook.files import read_bytes
+from runbook.folder.launch.documents import Load, json_object
 
-_LARGEST_BYTES = 64 << 20
 _CONTEXT = 12
 _RECENT = 4
 # Columns of a row that are read: all but whether the collective was retired.
@@ -55,30 +56,18 @@ def read_nccl_rows(data: bytes) -> list[list[Any]] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One collective as one rank saw it."""
+    """One collective as one rank saw it.
+
+    `what` must be equal on all ranks: `all_reduce [[1000]] Float`.
+    """
 
     seq: int
-    op: str
-    sizes: str
+    what: str
     created_s: float
 
-    @property
-    def kind(self) -> tuple[str, str]:
-        """What must be equal on all ranks."""
-        return self.op, self.sizes
 
-    def text(self) -> str:
-        """`all_reduce [[1000]] Float`."""
-        return f"{self.op} {self.sizes}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Flight:
-    """The last collectives of one rank, oldest first."""
-
-    rank: int
-    path: Path
-    collectives: tuple[Collective, ...]
+# The last collectives of one rank, oldest first.
+Flight = tuple[Collective, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,32 +88,21 @@ def read_flights(run_dir: Path, *, token: str) -> dict[int, Flight]:
     """The readable records of one launch; anything else in the files is left out."""
     flights = {}
     for rank, path in FLIGHTS.found_in(run_dir).items():
-        try:
-            document = json.loads(_bytes(path))
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(document, dict) and document.get("token") == token:
+        document = json_object(path)
+        if document.get("token") == token:
             entries = document.get("entries")
-            flights[rank] = _flight(rank, path, entries if isinstance(entries, list) else [])
+            flights[rank] = _flight(entries if isinstance(entries, list) else [])
     for rank, path in NCCL_FLIGHTS.found_in(run_dir).items():
         # An aborted rank has no record of its own.
-        rows = None if rank in flights else read_nccl_rows(_bytes(path))
-        if rows is not None:
-            flights[rank] = _flight(rank, path, rows)
+        with suppress(OSError):
+            rows = None if rank in flights else read_nccl_rows(read_bytes(path))
+            if rows is not None:
+                flights[rank] = _flight(rows)
     return dict(sorted(flights.items()))
 
 
-def _bytes(path: Path) -> bytes:
-    """The file's bytes; none of one that cannot be read or is far too large."""
-    try:
-        return b"" if path.stat().st_size > _LARGEST_BYTES else path.read_bytes()
-    except OSError:
-        return b""
-
-
-def _flight(rank: int, path: Path, rows: Sequence[Any]) -> Flight:
-    read = tuple(c for c in map(_collective, rows) if c is not None)
-    return Flight(rank=rank, path=path, collectives=read)
+def _flight(rows: Sequence[Any]) -> Flight:
+    return tuple(c for c in map(_collective, rows) if c is not None)
 
 
 def _collective(row: Any) -> Collective | None:
@@ -134,39 +112,41 @@ def _collective(row: Any) -> Collective | None:
     if not isinstance(seq, int) or not isinstance(created, int):
         return None
     kinds = " ".join(map(str, dtypes)) if isinstance(dtypes, list) else str(dtypes)
-    text = f"{json.dumps(sizes)} {kinds}".strip()
-    return Collective(seq=seq, op=str(op), sizes=text, created_s=created / 1e9)
+    what = f"{op} {json.dumps(sizes)} {kinds}".strip()
+    return Collective(seq=seq, what=what, created_s=created / 1e9)
 
 
 def last_numbers(flights: Mapping[int, Flight]) -> dict[int, int]:
     """The number of the last collective that each rank has entered."""
-    return {r: f.collectives[-1].seq for r, f in flights.items() if f.collectives}
+    return {rank: flight[-1].seq for rank, flight in flights.items() if flight}
+
+
+def _by_number(
+    flights: Mapping[int, Flight],
+) -> tuple[list[int], dict[int, dict[int, Collective]]]:
+    """The numbers of the collectives that all ranks have, and those of each rank by number."""
+    by_rank = {rank: {c.seq: c for c in flight} for rank, flight in flights.items()}
+    return sorted(set.intersection(*map(set, by_rank.values()))) if by_rank else [], by_rank
 
 
 def find_desync(flights: Mapping[int, Flight]) -> Desync | None:
     """The first number under which the ranks ran different things; None if they agree."""
-    by_rank = {r: {c.seq: c for c in f.collectives} for r, f in flights.items()}
-    if len(by_rank) < 2:
-        return None
-    common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
+    common, by_rank = _by_number(flights)
     for index, seq in enumerate(common):
-        kinds = {rank: seen[seq].kind for rank, seen in by_rank.items()}
-        if len(set(kinds.values())) > 1:
+        seen = {rank: told[seq].what for rank, told in by_rank.items()}
+        if len(set(seen.values())) > 1:
             first = next(iter(by_rank.values()))
-            before = [first[number].kind for number in common[:index]]
-            seen = {rank: by_rank[rank][seq].text() for rank in by_rank}
-            return Desync(seq=seq, rank=_who_left(before, kinds), seen=seen)
+            before = [first[number].what for number in common[:index]]
+            return Desync(seq=seq, rank=_who_left(before, seen), seen=seen)
     return None
 
 
-def _who_left(
-    before: Sequence[tuple[str, str]], kinds: Mapping[int, tuple[str, str]]
-) -> int | None:
+def _who_left(before: Sequence[str], kinds: Mapping[int, str]) -> int | None:
     """The rank that did not do what came next in the pattern of earlier steps.
 
     With three ranks or more the odd one out is known without a pattern.
     """
-    counts = {kind: list(kinds.values()).count(kind) for kind in kinds.values()}
+    counts = Counter(kinds.values())
     odd = [rank for rank, kind in kinds.items() if counts[kind] == 1]
     if len(kinds) > 2 and len(odd) == 1:
         return odd[0]
@@ -181,7 +161,7 @@ def left_the_pattern(flight: Flight) -> bool:
     What it had done before, and not in most steps, belongs to none of them: an evaluation, a save,
     a step that is computed twice.
     """
-    kinds = [collective.kind for collective in flight.collectives]
+    kinds = [collective.what for collective in flight]
     counts = Counter(kinds)
     often = max(counts.values(), default=0)
     seldom = {kind for kind in kinds[:-_RECENT] if 2 * counts[kind] <= often + 1}
@@ -191,7 +171,7 @@ def left_the_pattern(flight: Flight) -> bool:
     return any(wanted is not None and kinds[i] != wanted for i, wanted in expected.items())
 
 
-def _expected(before: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+def _expected(before: Sequence[str]) -> str | None:
     """What followed the last time that the longest possible recent context occurred."""
     for length in range(min(_CONTEXT, len(before) - 1), 0, -1):
         context = list(before[-length:])
@@ -260,85 +240,68 @@ def find_straggler(
     one rank otherwise. Needs at least 12 whole steps; a step is one period of the pattern of
     collectives.
     """
-    by_rank = {r: {c.seq: c for c in f.collectives} for r, f in flights.items()}
-    if len(by_rank) < 2:
-        return None
-    first = next(iter(by_rank.values()))
-    steps = _steps(by_rank, first)
+    import numpy as np
+
+    common, by_rank = _by_number(flights)
+    ranks = list(by_rank)
+    steps = _steps([by_rank[ranks[0]][seq].what for seq in common])
     if len(steps) < _FEWEST_STEPS:
         return None
+    places = range(len(ranks))
     nodes: dict[str, list[int]] = {}
-    for rank in by_rank:
-        nodes.setdefault(where(rank), []).append(rank)
-    lags = [_lags(step, by_rank, clocks=len(nodes)) for step in steps]
-    begin, end = first[steps[-1][0]].created_s, first[steps[0][-1]].created_s
-    step_s = (end - begin) / len(steps)
+    for place in places:
+        nodes.setdefault(where(ranks[place]), []).append(place)
+    entered = np.array([[by_rank[rank][seq].created_s for rank in ranks] for seq in common])
+    # Against the first rank at each collective, by step, collective of the step, and rank.
+    late = np.array([(entered - entered.min(axis=1, keepdims=True))[step] for step in steps])
+    lags = late.max(axis=1)
+    if len(nodes) > 1:
+        # What a rank is late by at every collective of a step is how far its clock is ahead, since
+        # who is waited for goes on together with the others.
+        lags -= late.min(axis=1)
+    step_s = float(entered[steps[0]][-1, 0] - entered[steps[-1]][0, 0]) / len(steps)
     # Of a node that is late even the first rank is.
-    whole = [*nodes.values()] if 1 < len(nodes) < len(by_rank) else []
-    for units in filter(None, (whole, [[rank] for rank in by_rank])):
-        firsts = [[min(lag[rank] for rank in unit) for unit in units] for lag in lags]
-        if (found := _latest(firsts, step_s)) is not None:
-            late, lag_s = tuple(units[found[0]]), found[1]
+    whole = [*nodes.values()] if 1 < len(nodes) < len(ranks) else []
+    for units in filter(None, (whole, [[place] for place in places])):
+        firsts = np.array([lags[:, unit].min(axis=1) for unit in units])
+        latest = firsts.argmax(axis=0).tolist()
+        unit = statistics.mode(latest)
+        lag_s = float(np.median(firsts[unit]))
+        steady = latest.count(unit) >= _SAME_SHARE * len(steps)
+        # No noise: one is the latest in nearly all steps, and by more than scheduling makes it.
+        if steady and lag_s >= max(_LAG_S, _LAG_SHARE * step_s):
+            found = tuple(ranks[place] for place in units[unit])
             return Straggler(
-                late=late,
-                ranks=len(by_rank),
+                late=found,
+                ranks=len(ranks),
                 lag_s=lag_s,
                 steps=len(steps),
                 step_s=step_s,
-                node=where(late[0]),
+                node=where(found[0]),
             )
     return None
 
 
-def _latest(lags: Sequence[Sequence[float]], step_s: float) -> tuple[int, float] | None:
-    """Whose place is the latest in nearly all steps, and by how much (median, s), if no noise."""
-    latest = [lag.index(max(lag)) for lag in lags]
-    place = statistics.mode(latest)
-    lag_s = statistics.median(lag[place] for lag in lags)
-    steady = latest.count(place) >= _SAME_SHARE * len(latest)
-    return (place, lag_s) if steady and lag_s >= max(_LAG_S, _LAG_SHARE * step_s) else None
-
-
-def _lags(
-    step: Sequence[int], by_rank: Mapping[int, Mapping[int, Collective]], *, clocks: int
-) -> dict[int, float]:
-    """How late each rank was in a step, against the first one at each collective, s.
-
-    With several `clocks`, what a rank is late by at every collective of the step is left out: that
-    is how far its clock is ahead, since who is waited for goes on together with the others.
-    """
-    late: dict[int, list[float]] = {rank: [] for rank in by_rank}
-    for seq in step:
-        earliest = min(seen[seq].created_s for seen in by_rank.values())
-        for rank, seen in by_rank.items():
-            late[rank].append(seen[seq].created_s - earliest)
-    return {rank: max(of) - (min(of) if clocks > 1 else 0.0) for rank, of in late.items()}
-
-
-def _steps(
-    by_rank: Mapping[int, Mapping[int, Collective]], first: Mapping[int, Collective]
-) -> list[list[int]]:
-    """The numbers of the collectives of each whole step that all ranks have, the last one first.
+def _steps(kinds: Sequence[str]) -> list[slice]:
+    """Where each whole step is among the collectives that all ranks have, the last one first.
 
     From the end: the beginning of a run is not periodic. What stands between two steps, such as a
     step computed a second time, is passed over.
     """
-    common = sorted(set.intersection(*(set(seen) for seen in by_rank.values())))
-    found = _pattern([first[seq].kind for seq in common])
+    found = _pattern(kinds)
     if found is None:
         return []
-    period, last = found
-    kinds = [first[seq].kind for seq in common]
-    pattern, steps, end = kinds[last - period : last], [], last
+    period, end = found
+    pattern, steps = kinds[end - period : end], []
     while end >= period:
         whole = kinds[end - period : end] == pattern
         if whole:
-            steps.append(common[end - period : end])
+            steps.append(slice(end - period, end))
         end -= period if whole else 1
     return steps
 
 
-def _pattern(kinds: Sequence[tuple[str, str]]) -> tuple[int, int] | None:
+def _pattern(kinds: Sequence[str]) -> tuple[int, int] | None:
     """The shortest period that is there four times, and where it ends.
 
     The last few collectives of a run (the check of the parameters) are none of a step, and one of

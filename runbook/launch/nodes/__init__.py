@@ -16,8 +16,7 @@ from runbook.config import Profile
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import RunbookError
 from runbook.folder import CONSOLE_LOG
-from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start, unread
-from runbook.launch.local import nodes_problems
+from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start
 from runbook.launch.nodes import files
 from runbook.launch.nodes.running import NodesRun
 from runbook.records import End, Launch
@@ -106,8 +105,7 @@ class NodesKind(LauncherKind):
     def problems(self, options: RunOptions, profile: Profile) -> list[str]:
         """As in `LauncherKind`."""
         own = f"--launcher {self.name}: a trainer of one's own runs on one machine only, so far"
-        found = [own] * (profile.own_trainer is not None) + unread(options, self.reads)
-        return found + nodes_problems(options, profile)
+        return [own] * (profile.own_trainer is not None) + super().problems(options, profile)
 
     def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
         """As in `LauncherKind`."""
@@ -132,13 +130,13 @@ class NodesLauncher(Launcher):
         job = self.job(start)
         path = start.run_dir / files.JOB_JSON
         files.write_record(path, job)
-        job = self.cluster.submit(start, job, files.kept_nodes(self._kept))
+        job = self.cluster.submit(start, job, files.kept_nodes(self.kept))
         try:
             files.write_record(path, job)
         except OSError:
             self.cluster.cancel(job, at_once=False)
             raise
-        return self._running(start, job)
+        return NodesRun(self, start, job)
 
     def job(self, start: Start) -> files.Job:
         """What the agents of a launch run."""
@@ -166,11 +164,11 @@ class NodesLauncher(Launcher):
         if not ended and self.cluster.look(job) is None:
             return None
         self.note(f"{start.launch.name}: {job.called} outlived its harness and is watched again")
-        return self._running(start, job)
+        return NodesRun(self, start, job)
 
     def nodes(self, run_dir: Path) -> list[Path]:
         """As in `Launcher`."""
-        kept = files.kept_nodes(self._kept)
+        kept = files.kept_nodes(self.kept)
         folders = {folder: files.last_state(folder) for folder in files.node_folders(run_dir)}
         placed = []
         for folder, state in folders.items():
@@ -185,16 +183,6 @@ class NodesLauncher(Launcher):
         return name in (CONSOLE_LOG, files.NODE_JSONL, files.ASKS_JSONL)
 
     @property
-    def _kept(self) -> Path:
+    def kept(self) -> Path:
+        """The file of the nodes that the jobs of the run take."""
         return self.run_root / f"{self.cluster.name}_nodes.json"
-
-    def _running(self, start: Start, job: files.Job) -> NodesRun:
-        return NodesRun(
-            start,
-            job,
-            self.cluster,
-            queue_s=self.queue_s,
-            note=self.note,
-            # A job of more nodes adds the others.
-            on_begin=lambda names: files.keep_nodes(self._kept, names),
-        )

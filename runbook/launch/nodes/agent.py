@@ -68,17 +68,13 @@ class OwnRanks(RankWatch):
             super()._follow(state, tail)
 
     def _adopt(self, state: RankState, pid: int) -> None:
-        try:
-            handle = os.pidfd_open(pid)
-        except OSError:
-            state.foreign_pid = pid
-            return
+        super()._adopt(state, pid)
+        if state.handle is None:
+            state.pid, state.died_at, state.foreign_pid = None, None, pid
+
+    def _is_ours(self, state: RankState, pid: int, handle: int) -> bool:  # noqa: ARG002
         owner = self._node_token, files.NODE_TOKEN_VARIABLE
-        if environment_holds(pid, *owner) or has_ended_under(pid, handle, *owner):
-            state.pid, state.handle = pid, handle
-        else:
-            os.close(handle)
-            state.foreign_pid = pid
+        return environment_holds(pid, *owner) or has_ended_under(pid, handle, *owner)
 
 
 class Agent:
@@ -164,14 +160,8 @@ class Agent:
         }
 
     def _tell(self, *, code: int | None = None, end: files.NodeEnd | None = None) -> None:
-        self.state = self.state.model_copy(
-            update={
-                "code": code,
-                "stopped_by": self.stopped_by,
-                "ranks": self._ranks(),
-                "end": end,
-            }
-        )
+        now = {"code": code, "stopped_by": self.stopped_by, "ranks": self._ranks(), "end": end}
+        self.state = self.state.model_copy(update=now)
         files.append_record(self.folder / files.NODE_JSONL, self.state)
         self._told_at = time.monotonic()
 

@@ -18,7 +18,7 @@ from runbook.launch.watch.rank_state import RankState
 from runbook.records.launch import End, LaunchStatus
 
 if TYPE_CHECKING:
-    from runbook.launch.nodes import Cluster
+    from runbook.launch.nodes import NodesLauncher
 
 # How often the cluster is asked; the files are looked at ten times a second.
 _ASK_EVERY_S = 1.0
@@ -48,14 +48,6 @@ class RanksOnNodes(RankWatch):
         self.heard_at: dict[str, float] = {}
         self._said: dict[str, LineTail] = {}
         self._given: dict[int, str] = {}
-
-    def wait(self, within_s: float, *, child: int | None = None) -> None:
-        """As in `RankWatch`; nothing here can be waited for, so it sleeps."""
-        del child
-        time.sleep(within_s)
-        away_s = self.presence.look()
-        if away_s or self._is_due():
-            self.look(away_s)
 
     def update(self) -> None:
         """Read what ranks and agents have written since the last call."""
@@ -108,18 +100,9 @@ class RanksOnNodes(RankWatch):
 class NodesRun:
     """A job that was submitted, by this process or by one that was killed since."""
 
-    def __init__(
-        self,
-        start: Start,
-        job: files.Job,
-        cluster: Cluster,
-        *,
-        queue_s: float,
-        note: Callable[[str], None],
-        on_begin: Callable[[tuple[str, ...]], None],
-    ) -> None:
-        self._start, self.job, self._queue_s, self._note = start, job, queue_s, note
-        self._cluster, self._on_begin = cluster, on_begin
+    def __init__(self, launcher: NodesLauncher, start: Start, job: files.Job) -> None:
+        self._launcher, self._start, self.job = launcher, start, job
+        self._cluster = launcher.cluster
         self._names: tuple[str, ...] = ()
         self.submitted = time.monotonic()
         self.began: float | None = None
@@ -129,7 +112,7 @@ class NodesRun:
             self.submitted,
             ranks_per_node=max(1, job.nproc // job.nodes),
         )
-        self.state = cluster.pending
+        self.state = self._cluster.pending
         self._asked_at, self._over_at, self._terminated_at = 0.0, 0.0, 0.0
         self._told, self._gone, self._lost = "", False, False
 
@@ -155,14 +138,15 @@ class NodesRun:
         elif self.began is None and (self.watch.nodes or not self._is_over()):
             self.began = self._asked_at
             self._names = self.state.names()
-            self._on_begin(self._names)
+            # A job of more nodes adds the others.
+            files.keep_nodes(self._launcher.kept, self._names)
             if self._told:
                 self._tell(f"runs on {', '.join(self._names)}")
 
     def _tell(self, text: str) -> None:
         if text != self._told:
             self._told = text
-            self._note(f"{self._start.launch.name}: {self.job.called} {text}")
+            self._launcher.note(f"{self._start.launch.name}: {self.job.called} {text}")
 
     def _is_over(self) -> bool:
         return self._gone or self.state.over
@@ -194,8 +178,14 @@ class NodesRun:
             self._look_closely()
         now = time.monotonic()
         if self.state.waits and not self._gone:
-            waited_s = now - self.submitted
-            return self._never_started(waited_s) if waited_s > self._queue_s else None
+            waited_s, most_s = now - self.submitted, self._launcher.queue_s
+            if waited_s <= most_s:
+                return None
+            cause = (
+                f"{self.job.called} never started: {waited_s:.0f} s in the queue, the limit is "
+                f"{most_s:g} s (--queue-s); {self.state.why}"
+            )
+            return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
         if self._is_over():
             self._over_at = self._over_at or now
             told = suspected or now > self._over_at + _OVER_GRACE_S
@@ -203,13 +193,6 @@ class NodesRun:
         if any(node.stopped_by for node in self.watch.nodes.values()):
             self._asked_at = 0.0  # the cluster knows why
         return self._lost_node(now, _QUIET_S if suspected else NODE_SILENT_S)
-
-    def _never_started(self, waited_s: float) -> End:
-        cause = (
-            f"{self.job.called} never started: {waited_s:.0f} s in the queue, the limit is "
-            f"{self._queue_s:g} s (--queue-s); {self.state.why}"
-        )
-        return End(status=LaunchStatus.ENVIRONMENT_ERROR, cause=cause)
 
     def _look_closely(self) -> None:
         """Before a rank is blamed: is the job over, or one of its nodes quiet and maybe lost?"""
@@ -267,10 +250,6 @@ class NodesRun:
 
     def _ask_node(self, node: str, ask: files.Ask) -> None:
         files.append_record(self._start.run_dir / files.NODES / node / files.ASKS_JSONL, ask)
-
-    def read_outside(self, state: RankState) -> Path | None:  # noqa: ARG002 - it runs elsewhere
-        """Nothing: a rank on another machine is not looked into."""
-        return None
 
     def stop(self) -> None:
         """Ask the agents to end everything, then end the job; the cluster has the last word."""

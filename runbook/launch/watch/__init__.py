@@ -69,7 +69,10 @@ class RankWatch:
                 state.handle = None
 
     def wait(self, within_s: float, *, child: int | None = None) -> None:
-        """Sleep until the process of a rank, or the child, ends; then read, and note who ended."""
+        """Sleep until the process of a rank, or the child, ends; then read, and note who ended.
+
+        Where no process is held, since they are on other machines, it sleeps all that time.
+        """
         poller = select.poll()
         for state in self.ranks.values():
             if state.handle is not None:
@@ -83,13 +86,10 @@ class RankWatch:
             if own is not None:
                 os.close(own)
         away_s = self.presence.look()
-        if ready or away_s or self._is_due():
+        if ready or away_s or time.monotonic() >= self._look_at:
             # Heartbeats first: a rank that said its exit and then ended has not died.
             self.look(away_s)
             self._note_deaths(ready)
-
-    def _is_due(self) -> bool:
-        return time.monotonic() >= self._look_at
 
     def look(self, away_s: float) -> None:
         """Read what has been written, `away_s` after somebody was there to read it.
@@ -155,13 +155,16 @@ class RankWatch:
         except OSError:
             state.pid, state.died_at = pid, time.monotonic()
             return
-        alive = environment_holds(pid, self.token) or holds_file(pid, str(state.path))
-        if alive or has_ended_under(pid, handle, self.token):
+        if self._is_ours(state, pid, handle):
             state.pid, state.handle, state.on_this_machine = pid, handle, True
         else:
             # Never ours: its heartbeats count, its number is not used.
             os.close(handle)
             state.foreign_pid = pid
+
+    def _is_ours(self, state: RankState, pid: int, handle: int) -> bool:
+        alive = environment_holds(pid, self.token) or holds_file(pid, str(state.path))
+        return alive or has_ended_under(pid, handle, self.token)
 
     def _note_deaths(self, readable: set[int]) -> None:
         for state in self.ranks.values():

@@ -157,8 +157,8 @@ class LiveStatus:
     """Looks at one attempt of a launch from its run directory; decides nothing about its end.
 
     `notes`: every anomaly of its numbers, in a line of its own. `steps`: how many it will do.
-    `watch` sets the detectors of numbers, without it they do not run. `enough` is asked with the
-    path of training.csv after each round of a schedule; a yes is passed on to the trainer.
+    A launch that is watched has detectors of its numbers. `enough` is asked with the path of
+    training.csv after each round of a schedule; a yes is passed on to the trainer.
     """
 
     def __init__(
@@ -168,12 +168,12 @@ class LiveStatus:
         *,
         steps: int,
         observer: Observer,
-        watch: Thresholds | None,
         enough: Callable[[Path], bool] | None,
     ) -> None:
         self.launch, self.run_dir, self.steps = launch, run_dir, steps
         self.observer, self.enough = observer, enough
-        self.monitor = Monitor(run_dir, watch) if watch else None
+        limits = Thresholds.from_variables(launch.env) if launch.watched else None
+        self.monitor = Monitor(run_dir, limits) if limits else None
         looks = launch.watched and launch.has_ranks
         self.resources = ResourceLog(run_dir) if looks else None
         self._late_rows = LateRows(run_dir)
@@ -244,15 +244,14 @@ def pulse_of(ranks: Sequence[RankState], *, wanted: int, now: float) -> Pulse:
     quiet = [state for state in alive if _is_silent(state, now)]
     if not quiet:
         return Pulse(alive=len(alive), wanted=wanted)
-    states = {state.rank: state.process_state for state in quiet}
-    first = blame(quiet, states).rank
+    first = blame(quiet).rank
     quiet.sort(key=lambda state: (state.rank != first, state.rank))
     silent = tuple(
         SilentRank(
             rank=state.rank,
             silent_s=now - state.changed_at,
             usual_s=state.usual_s,
-            state=STOPPED.get(states[state.rank], ""),
+            state=STOPPED.get(state.process_state, ""),
         )
         for state in quiet
     )

@@ -171,12 +171,22 @@ class Watchdog:
         """
         alive = [state for state in ranks if not state.ended]
         longest = max(state.longest_step_s for state in alive)
-        states = {state.rank: state.process_state for state in alive}
-        culprit = blame(alive, states, busy, entered)
-        process = states[culprit.rank]
-        cause = _describe(culprit, process, self._budgets, longest, now)
-        hung, kind = LaunchStatus.HUNG, _kind(culprit, process)
-        return End(status=hung, cause=cause, culprit_rank=culprit.rank, kind=kind)
+        culprit = blame(alive, busy, entered)
+        age, rank, phase = now - culprit.changed_at, f"rank {culprit.rank}", culprit.phase
+        where = f"silent for {age:.1f} s in phase {phase} at step {culprit.step}"
+        budget = f"(budget {self._budgets.of_phase(phase, longest_step_s=longest):g} s)"
+        process, kind = culprit.process_state, Kind.NONE
+        if process in STOPPED:
+            kind = Kind.FROZEN
+            cause = f"frozen: {rank} is {STOPPED[process]} ({process}), {where}"
+        elif phase == Phase.DATA:
+            kind = Kind.DATA_STALL
+            waits = f"has waited {age:.1f} s for a batch at step {culprit.step} {budget}"
+            advice = "the same run on synthetic data tells loader and trainer apart"
+            cause = f"data stall: {rank} {waits}; {advice}"
+        else:
+            cause = f"hang: {rank} {where} {budget}"
+        return End(status=LaunchStatus.HUNG, cause=cause, culprit_rank=culprit.rank, kind=kind)
 
     def _rightly_slow(
         self, alive: Sequence[RankState], longest: float, now: float
@@ -203,7 +213,6 @@ class Watchdog:
 
 def blame(
     alive: Sequence[RankState],
-    states: Mapping[int, str],
     busy: frozenset[int] = frozenset(),
     entered: Mapping[int, int] | None = None,
 ) -> RankState:
@@ -219,7 +228,7 @@ def blame(
 
     def key(state: RankState) -> tuple[bool, int, int, int, int, bool, float]:
         return (
-            states.get(state.rank, "") not in STOPPED,
+            state.process_state not in STOPPED,
             state.step,
             _PHASE_ORDER.index(state.phase if state.phase in _PHASE_ORDER else Phase.STEP),
             _EVENT_ORDER.index(state.event) if state.event in _EVENT_ORDER else 1,
@@ -229,27 +238,3 @@ def blame(
         )
 
     return min(alive, key=key)
-
-
-def _kind(culprit: RankState, process: str) -> Kind:
-    if process in STOPPED:
-        return Kind.FROZEN
-    return Kind.DATA_STALL if culprit.phase == Phase.DATA else Kind.NONE
-
-
-def _describe(
-    culprit: RankState, process: str, budgets: Budgets, longest: float, now: float
-) -> str:
-    age = now - culprit.changed_at
-    budget = budgets.of_phase(culprit.phase, longest_step_s=longest)
-    where = f"silent for {age:.1f} s in phase {culprit.phase} at step {culprit.step}"
-    rank = f"rank {culprit.rank}"
-    kind = _kind(culprit, process)
-    if kind is Kind.FROZEN:
-        return f"frozen: {rank} is {STOPPED[process]} ({process}), {where}"
-    if kind is Kind.DATA_STALL:
-        return (
-            f"data stall: {rank} has waited {age:.1f} s for a batch at step {culprit.step} "
-            f"(budget {budget:g} s); the same run on synthetic data tells loader and trainer apart"
-        )
-    return f"hang: {rank} {where} (budget {budget:g} s)"

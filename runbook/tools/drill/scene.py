@@ -30,7 +30,6 @@ from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import json_object
 from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch, stop_on_signals
 from runbook.launch.observer import Observer
-from runbook.launch.watch.watchdog import Thresholds
 from runbook.process import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.launch import torchrun
@@ -87,6 +86,7 @@ def drill_launch(fault: Fault, *, name: str, extra: tuple[str, ...] = ()) -> Lau
         config="configs/cpu_smoke.yaml",
         config_overrides={**_CONFIG, **fault.config},
         purpose=fault.title,
+        watched=True,
     )
 
 
@@ -110,7 +110,6 @@ def run_injected(
             budgets=replace(_BUDGETS, **fault.budgets),
             retry=retry,
             machine={"OMP_NUM_THREADS": "1", **os.environ, **fault.machine},
-            watch=Thresholds(),
         ),
     )
     ended_at = time.monotonic()
