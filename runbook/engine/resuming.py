@@ -7,7 +7,6 @@ from pathlib import Path
 from runbook import __version__
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
-from runbook.engine import read_phase
 from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
 from runbook.engine.phase_run import RunState
@@ -141,9 +140,7 @@ def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
     for name, record in done.items():
         state.choices[name] = record.choices
         guard(state, record)
-        state.evidence[name] = read_phase(
-            state.run_root, name, record.launches, facts=state.facts, earlier={}
-        )
+        state.evidence[name] = state.read(state.setup.phases_by_name[name], record.launches)
 
 
 def _finished_launches(told: SoFar) -> dict[tuple[str, str], LaunchResult]:

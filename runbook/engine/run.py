@@ -15,7 +15,7 @@ from runbook import __version__
 from runbook.checkout import how_to_call
 from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup
-from runbook.engine import is_as_planned, judged_anew, read_phase, was_judged, what_it_reads
+from runbook.engine import is_as_planned, was_judged
 from runbook.engine.derive import (
     NOT_WRITTEN,
     derive_record,
@@ -180,20 +180,13 @@ def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
 
     It is judged again from its files; if it would be launched otherwise now, it runs again.
     """
-    chosen, earlier = what_it_reads(phase, state.choices, state.evidence)
-    context = state.setup.context(chosen)
-    if not is_as_planned(phase, context, before):
+    if not is_as_planned(phase, state.context(phase), before):
         state.observer.note(f"{phase.name} runs again: an earlier phase chose other settings")
         repeat(state.journal, before)
         keep_aside(state.run_root, state.journal, state.setup.phases)
         _run_phase(state, phase)
         return
-    evidence = read_phase(
-        state.run_root, phase.name, before.launches, facts=state.facts, earlier=earlier
-    )
-    state.evidence[phase.name] = evidence
-    required = state.setup.required
-    record = judged_anew(phase, before, evidence, context, required=required)
+    record = state.judged_again(phase, before)
     if record != before:
         state.observer.note(f"{phase.name} is judged again, with what ran before it")
         _keep_phase(state, record)

@@ -20,7 +20,7 @@ from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
-from runbook.engine import is_as_planned, judged_anew, read_phase, was_judged, what_it_reads
+from runbook.engine import RunInFolder, is_as_planned, was_judged
 from runbook.engine.derive import (
     assemble,
     differing_fields,
@@ -35,7 +35,6 @@ from runbook.folder.launch.documents import read_json_object
 from runbook.folder.manifest import folder_problems
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import LaunchEntry, Outcome, PhaseRecord, RunRecord
-from runbook.records.evidence import PhaseEvidence
 
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (
@@ -225,21 +224,16 @@ def _phases_again(record: RunRecord, run_root: Path, setup: Setup) -> Iterator[P
     failed has nothing to judge again: whatever its record says, it is INCOMPLETE. Raises
     `ValueError` for facts that cannot be read, `OSError` for an unreadable disk.
     """
-    facts, phases = read_facts(run_root), setup.phases_by_name
-    evidence: dict[str, PhaseEvidence] = {}
-    choices: dict[str, dict[str, str]] = {}
+    run = RunInFolder(setup=setup, run_root=run_root, facts=read_facts(run_root))
     for old in (phase for phase in record.phases if phase.started_at):
-        phase = phases.get(old.name)
+        phase = setup.phases_by_name.get(old.name)
         if phase is None or not was_judged(old):
             yield _unjudged(old)
             continue
-        chosen, earlier = what_it_reads(phase, choices, evidence)
-        found = read_phase(run_root, old.name, old.launches, facts=facts, earlier=earlier)
-        context = setup.context(chosen)
-        new = judged_anew(phase, old, found, context, required=setup.required)
-        if any(phase.name in later.reads for later in phases.values()):
-            evidence[phase.name] = found
-        choices[old.name] = new.choices
+        new = run.judged_again(phase, old)
+        if not any(phase.name in later.reads for later in setup.phases):
+            del run.evidence[phase.name]  # nobody needs it any more, and it is large
+        run.choices[old.name] = new.choices
         yield new
 
 
@@ -317,15 +311,14 @@ def phase_problems(record: RunRecord, run_root: Path, setup: Setup) -> list[str]
     And phases that were started and not judged, without the trace that the reason would leave.
     """
     problems: list[str] = []
-    choices: dict[str, dict[str, str]] = {}
+    choices = {one.name: one.choices for one in record.phases}
+    planned = RunInFolder(setup=setup, run_root=run_root, choices=choices)
     for one in record.phases:
-        choices[one.name] = one.choices
         phase = setup.phases_by_name.get(one.name)
         if phase is None and one.started_at:
             problems.append(f"{one.name}: this phase was not asked for, so it was not judged again")
         elif phase is not None and was_judged(one):
-            chosen, _ = what_it_reads(phase, choices, {})
-            if not is_as_planned(phase, setup.context(chosen), one):
+            if not is_as_planned(phase, planned.context(phase), one):
                 problems.append(f"{one.name}: the launches are not those that the phase plans")
         elif one.started_at and not (record.interrupted or _broke(run_root, one.name)):
             problems.append(f"{one.name}: not judged, and nothing shows why")
