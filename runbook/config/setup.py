@@ -102,6 +102,11 @@ class Setup:
         )
 
     @property
+    def phases_by_name(self) -> dict[str, Phase]:
+        """The phases in running order, each under its name."""
+        return {phase.name: phase for phase in self.phases}
+
+    @property
     def stops(self) -> bool:
         """Does nothing start behind a phase that did not pass?"""
         return self.profile.plan is not None and self.profile.plan.stops

@@ -6,11 +6,12 @@ Here: one phase judged from what lies in the run's folder; live and afterwards b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from runbook.config.registry import Judgement, Phase, PlanContext
+from runbook.config.setup import Setup
 from runbook.engine.scope import what_ran
 from runbook.folder.facts import read_accepted
 from runbook.folder.launch.evidence import read_launch
@@ -148,33 +149,75 @@ def _told_once(bad: Sequence[Check], checks: Sequence[Check]) -> list[str]:
     return texts
 
 
-def read_phase(
-    run_root: Path,
-    phase: str,
-    entries: Sequence[LaunchEntry],
-    *,
-    facts: Mapping[str, Fact],
-    earlier: Mapping[str, PhaseEvidence],
-) -> PhaseEvidence:
-    """Everything that the launches of a phase left behind, and the earlier runs that it kept."""
-    launches = {
-        entry.launch.name: read_launch(run_root, entry.launch, entry.result) for entry in entries
-    }
-    return PhaseEvidence(
-        launches=launches, facts=facts, earlier=earlier, accepted=read_accepted(run_root, phase)
-    )
+@dataclass(kw_only=True)
+class RunInFolder:
+    """A run as it lies in its folder: what its phases are planned and judged from.
 
+    `evidence` and `choices` are of the phases that ran, by name.
+    """
 
-def what_it_reads(
-    phase: Phase,
-    choices: Mapping[str, Mapping[str, str]],
-    evidence: Mapping[str, PhaseEvidence],
-) -> tuple[dict[str, str], dict[str, PhaseEvidence]]:
-    """Of the phases that this one reads, if they ran: what they chose, and their evidence."""
-    chosen: dict[str, str] = {}
-    for name in phase.reads:
-        chosen |= choices.get(name, {})
-    return chosen, {name: evidence[name] for name in phase.reads if name in evidence}
+    setup: Setup
+    run_root: Path
+    facts: dict[str, Fact] = field(default_factory=dict)
+    evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
+    choices: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def context(self, phase: Phase) -> PlanContext:
+        """What the phase plans and judges with, given what those that it reads chose."""
+        chosen: dict[str, str] = {}
+        for name in phase.reads:
+            chosen |= self.choices.get(name, {})
+        return self.setup.context(chosen)
+
+    def read(self, phase: Phase, entries: Sequence[LaunchEntry]) -> PhaseEvidence:
+        """Everything that these launches of the phase left behind, and what it keeps and reads."""
+        return PhaseEvidence(
+            launches={
+                entry.launch.name: read_launch(self.run_root, entry.launch, entry.result)
+                for entry in entries
+            },
+            facts=self.facts,
+            earlier={name: self.evidence[name] for name in phase.reads if name in self.evidence},
+            accepted=read_accepted(self.run_root, phase.name),
+        )
+
+    def judged(self, phase: Phase, evidence: PhaseEvidence) -> Judgement:
+        """The phase's judgement, with a row for every check that it declares.
+
+        The phase itself decides everything; here a row that it forgot becomes INCOMPLETE, and the
+        profile's list says which rows are required.
+        """
+        context, wanted = self.context(phase), set(self.setup.required)
+        judgement = phase.judge(evidence, context)
+        checks = [
+            check.model_copy(update={"required": check.id in wanted}) for check in judgement.checks
+        ]
+        present = {check.id for check in checks}
+        checks += [
+            missing_row(
+                name,
+                code=Reason.HARNESS_ERROR,
+                reason="the phase was judged without this row",
+                remedy="report this as a defect of the runbook",
+                required=name in wanted,
+            )
+            for name in phase.check_ids(context)
+            if name not in present
+        ]
+        return replace(judgement, checks=checks)
+
+    def judged_again(self, phase: Phase, before: PhaseRecord) -> PhaseRecord:
+        """A finished phase judged from its files; when and how often it ran stays as it was."""
+        evidence = self.evidence[phase.name] = self.read(phase, before.launches)
+        record = record_of(
+            phase,
+            self.judged(phase, evidence),
+            before.launches,
+            started_at=before.started_at,
+            duration_s=before.duration_s,
+            ran=what_ran(evidence),
+        )
+        return record.model_copy(update={"repeated": before.repeated})
 
 
 def was_judged(record: PhaseRecord) -> bool:
@@ -189,34 +232,6 @@ def is_as_planned(phase: Phase, context: PlanContext, record: PhaseRecord) -> bo
     ran = [entry.launch for entry in record.launches]
     # Conditional launches run only where the first ones did not decide.
     return [one for one in phase.plan(context) if not one.conditional or one in ran] == ran
-
-
-def judge_phase(
-    phase: Phase, evidence: PhaseEvidence, context: PlanContext, *, required: Sequence[str]
-) -> Judgement:
-    """The phase's judgement, with a row for every check that it declares.
-
-    The phase itself decides everything; here a row that it forgot becomes INCOMPLETE, and the
-    profile's list says which rows are required.
-    """
-    judgement = phase.judge(evidence, context)
-    wanted = set(required)
-    checks = [
-        check.model_copy(update={"required": check.id in wanted}) for check in judgement.checks
-    ]
-    present = {check.id for check in checks}
-    checks += [
-        missing_row(
-            name,
-            code=Reason.HARNESS_ERROR,
-            reason="the phase was judged without this row",
-            remedy="report this as a defect of the runbook",
-            required=name in wanted,
-        )
-        for name in phase.check_ids(context)
-        if name not in present
-    ]
-    return replace(judgement, checks=checks)
 
 
 def record_of(
@@ -241,23 +256,3 @@ def record_of(
         ran=tuple(ran),
         **vars(judgement),
     )
-
-
-def judged_anew(
-    phase: Phase,
-    before: PhaseRecord,
-    evidence: PhaseEvidence,
-    context: PlanContext,
-    *,
-    required: Sequence[str],
-) -> PhaseRecord:
-    """A finished phase judged again from its files; when it ran and how often stays as it was."""
-    record = record_of(
-        phase,
-        judge_phase(phase, evidence, context, required=required),
-        before.launches,
-        started_at=before.started_at,
-        duration_s=before.duration_s,
-        ran=what_ran(evidence),
-    )
-    return record.model_copy(update={"repeated": before.repeated})

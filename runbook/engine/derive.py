@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.config import registry
+from runbook.config.setup import Setup
 from runbook.engine import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
@@ -130,6 +131,12 @@ def derive_record(events: Sequence[Event]) -> RunRecord:
         asked_for=asked.get("phases", events[0]["phases"]),
         known={name: (title, source) for name, title, source in events[0]["known"]},
     )
+
+
+def known_phases(setup: Setup) -> dict[str, tuple[str, str]]:
+    """Title and source of each phase that is known where this is run, in running order."""
+    known = {**registry.phases_of(setup.profile.phases), **setup.phases_by_name}
+    return {name: (phase.title, phase.source) for name, phase in known.items()}
 
 
 def assemble(

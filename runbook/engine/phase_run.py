@@ -11,8 +11,7 @@ from pathlib import Path
 
 from nsa.contract import LATEST_LINK, link_latest
 from runbook.config.registry import Judgement, Phase
-from runbook.config.setup import Setup
-from runbook.engine import judge_phase, missing_row, read_phase, record_of, what_it_reads
+from runbook.engine import RunInFolder, missing_row, record_of
 from runbook.engine.earlier import keep_accepted
 from runbook.engine.plan.prepare import needs_of
 from runbook.engine.scope import what_ran
@@ -42,22 +41,17 @@ from runbook.records import (
     PhaseRecord,
     Reason,
 )
-from runbook.records.evidence import Fact, PhaseEvidence
+from runbook.records.evidence import Fact
 from runbook.records.run import Ran
 
 
 @dataclass(kw_only=True)
-class RunState:
+class RunState(RunInFolder):
     """What the phases of one run share."""
 
-    setup: Setup
-    run_root: Path
     journal: Journal
     observer: Observer
     stop: StopRequest = field(default_factory=StopRequest)
-    facts: dict[str, Fact] = field(default_factory=dict)
-    evidence: dict[str, PhaseEvidence] = field(default_factory=dict)
-    choices: dict[str, dict[str, str]] = field(default_factory=dict)
     finished_launches: dict[tuple[str, str], LaunchResult] = field(default_factory=dict)
     blocked: LaunchResult | None = None
 
@@ -74,8 +68,7 @@ class PhaseRun:
 
     def __init__(self, phase: Phase, state: RunState) -> None:
         self.phase, self.state = phase, state
-        chosen, self.earlier = what_it_reads(phase, state.choices, state.evidence)
-        self.context = state.setup.context(chosen)
+        self.context = state.context(phase)
         self.entries: list[LaunchEntry] = []
         self.ran: tuple[Ran, ...] = ()
         self.started_at, self.began = utc_text(), time.monotonic()
@@ -116,28 +109,21 @@ class PhaseRun:
         if self.phase.remembers:
             profile = self.state.setup.profile.name
             keep_accepted(self.state.run_root, self.phase.name, self.entries, profile=profile)
-        evidence = self._evidence()
+        evidence = self.state.read(self.phase, self.entries)
         more = {launch.name: launch for launch in launches if launch.conditional}
         while names := [n for n in self.phase.needs_more(evidence, self.context) if n in more]:
             count = "one more launch is" if len(names) == 1 else f"{len(names)} more launches are"
             self.state.observer.note(f"{self.phase.name}: {count} needed")
             for name in names:
                 self._launch(more.pop(name))
-            evidence = self._evidence()
+            evidence = self.state.read(self.phase, self.entries)
         self.ran = what_ran(evidence)
         if load := load_of(one.load for one in evidence.launches.values()):
             told = {f"load.{self.phase.name}": str(load)}
             self.state.journal.append("load", environment=told)
-        required = self.state.setup.required
-        judgement = judge_phase(self.phase, evidence, self.context, required=required)
+        judgement = self.state.judged(self.phase, evidence)
         self.state.evidence[self.phase.name] = evidence
         return judgement
-
-    def _evidence(self) -> PhaseEvidence:
-        state = self.state
-        return read_phase(
-            state.run_root, self.phase.name, self.entries, facts=state.facts, earlier=self.earlier
-        )
 
     def _collect(self) -> None:
         state = self.state

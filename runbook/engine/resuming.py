@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from runbook import __version__
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
-from runbook.engine import read_phase
 from runbook.engine.derive import SoFar, derive_record, so_far
 from runbook.engine.earlier.standing import require_standing
 from runbook.engine.phase_run import RunState
@@ -29,7 +27,6 @@ def resume_run(
     run_root: Path,
     *,
     observer: Observer,
-    make_setup: Callable[[RunRecord], Setup] = setup_of_record,
     added: str = "",
     command: str = "",
 ) -> RunRecord:
@@ -54,14 +51,14 @@ def resume_run(
         record = derive_record(journal.events)
         again = left_open(record) if _is_over(journal) and not added else []
         if _is_over(journal) and not (added or (run_root / MANIFEST_FILE).is_file()):
-            return _close(run_root, journal, record, make_setup(record), observer)
+            return _close(run_root, journal, record, setup_of_record(record), observer)
         _refuse_if_pointless(record, journal, goes_on=bool(added or again))
         refuse_if_unlike(record, identity())
         _refuse_if_changed(run_root, record, journal)
         if added:
-            extend(journal, record, added, command, make_setup)
+            extend(journal, record, added, command)
             record = derive_record(journal.events)
-        setup = make_setup(record)
+        setup = setup_of_record(record)
         # Before anything is written, so that a refusal leaves the run as it was.
         require_standing(
             setup, run_root.parent, so_far(journal.events).finished.keys() - set(again)
@@ -86,7 +83,7 @@ def _close(
     """Write what a run lacks that ended while its reports were written: nothing runs again."""
     _refuse_other_version(record)
     _refuse_if_changed(run_root, record, journal)
-    names = tuple(phase.name for phase in setup.phases)
+    names = tuple(setup.phases_by_name)
     observer.run_started(record.run_id, str(run_root), names)
     observer.note("every phase had ended: its record, reports and manifest are written now")
     return write_out(journal, run_root, observer)
@@ -143,9 +140,7 @@ def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:
     for name, record in done.items():
         state.choices[name] = record.choices
         guard(state, record)
-        state.evidence[name] = read_phase(
-            state.run_root, name, record.launches, facts=state.facts, earlier={}
-        )
+        state.evidence[name] = state.read(state.setup.phases_by_name[name], record.launches)
 
 
 def _finished_launches(told: SoFar) -> dict[tuple[str, str], LaunchResult]:

@@ -13,11 +13,17 @@ from pathlib import Path
 
 from runbook import __version__
 from runbook.checkout import how_to_call
-from runbook.config import registry
 from runbook.config.registry import Phase, report_files
 from runbook.config.setup import Setup
-from runbook.engine import is_as_planned, judged_anew, read_phase, was_judged, what_it_reads
-from runbook.engine.derive import NOT_WRITTEN, derive_record, refused, so_far, write_reports
+from runbook.engine import is_as_planned, was_judged
+from runbook.engine.derive import (
+    NOT_WRITTEN,
+    derive_record,
+    known_phases,
+    refused,
+    so_far,
+    write_reports,
+)
 from runbook.engine.phase_run import PhaseRun, RunState
 from runbook.engine.plan import config_before
 from runbook.engine.plan.progress import Forecaster, pace_of_the_go
@@ -98,8 +104,8 @@ def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
             "run_started",
             sync=True,
             record=skeleton.model_dump(mode="json"),
-            phases=[phase.name for phase in setup.phases],
-            known=_known_phases(setup),
+            phases=list(setup.phases_by_name),
+            known=[[name, *told] for name, told in known_phases(setup).items()],
         )
         # From here on it is found by its name, and goes on, wherever it is cut off.
         write_record(run_root, derive_record(journal.events))
@@ -114,7 +120,7 @@ def keep_configs(setup: Setup, run_root: Path) -> None:
 
 def go_on(state: RunState) -> RunRecord:
     """Run the phases that the journal does not know as finished, and write the end of the run."""
-    names = tuple(phase.name for phase in state.setup.phases)
+    names = tuple(state.setup.phases_by_name)
     done = so_far(state.journal.events).finished
     left = [
         launch
@@ -174,20 +180,13 @@ def _settle(state: RunState, phase: Phase, before: PhaseRecord) -> None:
 
     It is judged again from its files; if it would be launched otherwise now, it runs again.
     """
-    chosen, earlier = what_it_reads(phase, state.choices, state.evidence)
-    context = state.setup.context(chosen)
-    if not is_as_planned(phase, context, before):
+    if not is_as_planned(phase, state.context(phase), before):
         state.observer.note(f"{phase.name} runs again: an earlier phase chose other settings")
         repeat(state.journal, before)
         keep_aside(state.run_root, state.journal, state.setup.phases)
         _run_phase(state, phase)
         return
-    evidence = read_phase(
-        state.run_root, phase.name, before.launches, facts=state.facts, earlier=earlier
-    )
-    state.evidence[phase.name] = evidence
-    required = state.setup.required
-    record = judged_anew(phase, before, evidence, context, required=required)
+    record = state.judged_again(phase, before)
     if record != before:
         state.observer.note(f"{phase.name} is judged again, with what ran before it")
         _keep_phase(state, record)
@@ -309,11 +308,3 @@ def _how_to_type() -> str:
         return how_to_call()
     path = shlex.quote(str(Path(sys.argv[0]).absolute()))
     return f"not on PATH where this ran: for `runbook` type `{path}` there"
-
-
-def _known_phases(setup: Setup) -> list[list[str]]:
-    phases = {
-        **registry.phases_of(setup.profile.phases),
-        **{phase.name: phase for phase in setup.phases},
-    }
-    return [[phase.name, phase.title, phase.source] for phase in phases.values()]

@@ -8,14 +8,14 @@ files are kept beside the new ones, so that a failure that went away is still se
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from nsa.contract import HEARTBEATS, checkpoint_step
 from nsa.contract.digests import damage, identity_of
 from runbook.config.plan import needing_go
 from runbook.config.registry import Phase, report_files, select
-from runbook.config.setup import Setup
+from runbook.config.setup import Setup, setup_of_record
 from runbook.errors import RunbookError, UsageError, listed
 from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, Journal
 from runbook.folder.launch.rank_log import read_heartbeats
@@ -175,24 +175,17 @@ def _wrong(folder: Path, digest: str) -> str | None:
 _WORD = "repeated"
 
 
-def extend(
-    journal: Journal,
-    record: RunRecord,
-    wanted: str,
-    command: str,
-    make_setup: Callable[[RunRecord], Setup],
-) -> None:
+def extend(journal: Journal, record: RunRecord, wanted: str, command: str) -> None:
     """Write into the journal which phases are added. Raises `UsageError` if that is none."""
-    before_it = make_setup(record)
-    present = [phase.name for phase in before_it.phases]
+    before_it = setup_of_record(record)
     added = _added(wanted, before_it, record)
     before = str(record.options.get("phases") or "all")
     options = {**record.options, "phases": ",".join([before, *added])}
-    setup = make_setup(record.model_copy(update={"options": options}))
+    setup = setup_of_record(record.model_copy(update={"options": options}))
     journal.append(
         "run_extended",
         sync=True,
-        phases=[*present, *added],
+        phases=[*before_it.phases_by_name, *added],
         option=options["phases"],
         required=list(setup.required),
         command=command,
@@ -200,8 +193,8 @@ def extend(
 
 
 def _added(wanted: str, setup: Setup, record: RunRecord) -> list[str]:
-    present, settings = [phase.name for phase in setup.phases], setup.profile.phases
-    added = [one.name for one in select(wanted, settings) if one.name not in present]
+    chosen = select(wanted, setup.profile.phases)
+    added = [one.name for one in chosen if one.name not in setup.phases_by_name]
     if not added:
         raise UsageError(f"--phase {wanted}: {record.run_id} has it already")
     plan = setup.profile.plan

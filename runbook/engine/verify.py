@@ -16,13 +16,12 @@ from typing import Any
 
 from nsa.contract import ENV_JSON
 from nsa.contract.digests import sha256_of
-from runbook.config import registry
 from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
-from runbook.config.registry import Phase, report_files
+from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
-from runbook.engine import is_as_planned, judged_anew, read_phase, was_judged, what_it_reads
-from runbook.engine.derive import assemble, differing_fields, journal_problems, render
+from runbook.engine import RunInFolder, is_as_planned, was_judged
+from runbook.engine.derive import assemble, differing_fields, journal_problems, known_phases, render
 from runbook.files import read_bytes
 from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON, manifest
 from runbook.folder.facts import read_facts, redact_variables, shown_fact
@@ -30,7 +29,6 @@ from runbook.folder.launch.documents import read_json_object
 from runbook.folder.manifest import folder_problems
 from runbook.machine.identity import CODE, code_digest
 from runbook.records import LaunchEntry, Outcome, PhaseRecord, RunRecord
-from runbook.records.evidence import PhaseEvidence
 
 # Lists of a phase: the field, what one entry is called, and what names it.
 _LISTS = (
@@ -124,13 +122,7 @@ class Verification:
         return not self.differences
 
 
-def verify_run(
-    run_root: Path,
-    *,
-    fingerprint: str = "",
-    phases: Mapping[str, Phase] | None = None,
-    setup: Setup | None = None,
-) -> Verification:
+def verify_run(run_root: Path, *, fingerprint: str = "") -> Verification:
     """Recompute a run from its artifacts and compare.
 
     Every entry in the folder against run.json and the manifest, run.json against the
@@ -139,9 +131,8 @@ def verify_run(
     tables, scope, verdict) against a fresh reading and judgement, and every report against a fresh
     rendering. A report, a table or a curve that other code wrote need not be what this code would
     write: its digest holds it, and a report has to say what the record says. `fingerprint` is what
-    was kept elsewhere of the one that run.json should have, from its first digit on. `phases` and
-    `setup` replace the registered ones.
-    The notes tell of such reports, and of a folder that was copied or renamed.
+    was kept elsewhere of the one that run.json should have, from its first digit on. The notes tell
+    of such reports, and of a folder that was copied or renamed.
 
     Raises `RunbookError` if there is no readable run.json.
     """
@@ -156,14 +147,10 @@ def verify_run(
     differences += folder_problems(run_root, record)
     differences += journal_problems(run_root, record)
     try:
-        setup = setup or setup_of_record(record)
-        if phases is None:
-            phases = registry.phases_of(setup.profile.phases)
+        setup = setup_of_record(record)
         differences += profile_problems(record)
-        again = judged(record, run_root, setup, phases=phases)
-        differences += _compare_records(record, again)
-        differences += planned_problems(record, run_root, setup, phases=phases)
-        differences += unjudged_problems(record, run_root, phases=phases)
+        differences += _compare_records(record, judged(record, run_root, setup))
+        differences += phase_problems(record, run_root, setup)
         differences += fact_problems(record, run_root)
         differences += software_problems(record, run_root)
     except ValueError as error:  # a run.json or facts.json that was edited into nonsense
@@ -224,30 +211,23 @@ def _by_this_code(record: RunRecord) -> bool:
     return record.environment.get(CODE) in (None, code_digest())
 
 
-def _phases_again(
-    record: RunRecord, run_root: Path, setup: Setup, phases: Mapping[str, Phase]
-) -> Iterator[PhaseRecord]:
+def _phases_again(record: RunRecord, run_root: Path, setup: Setup) -> Iterator[PhaseRecord]:
     """Every phase that ran, as it is judged now.
 
     A phase that never ran, was cut off before its judgement, or in which the runbook itself
     failed has nothing to judge again: whatever its record says, it is INCOMPLETE. Raises
     `ValueError` for facts that cannot be read, `OSError` for an unreadable disk.
     """
-    facts = read_facts(run_root)
-    evidence: dict[str, PhaseEvidence] = {}
-    choices: dict[str, dict[str, str]] = {}
+    run = RunInFolder(setup=setup, run_root=run_root, facts=read_facts(run_root))
     for old in (phase for phase in record.phases if phase.started_at):
-        phase = phases.get(old.name)
+        phase = setup.phases_by_name.get(old.name)
         if phase is None or not was_judged(old):
             yield _unjudged(old)
             continue
-        chosen, earlier = what_it_reads(phase, choices, evidence)
-        found = read_phase(run_root, old.name, old.launches, facts=facts, earlier=earlier)
-        context = setup.context(chosen)
-        new = judged_anew(phase, old, found, context, required=setup.required)
-        if any(phase.name in later.reads for later in phases.values()):
-            evidence[phase.name] = found
-        choices[old.name] = new.choices
+        new = run.judged_again(phase, old)
+        if not any(phase.name in later.reads for later in setup.phases):
+            del run.evidence[phase.name]  # nobody needs it any more, and it is large
+        run.choices[old.name] = new.choices
         yield new
 
 
@@ -261,20 +241,16 @@ def _unjudged(old: PhaseRecord) -> PhaseRecord:
     return old.model_copy(update={"outcome": Outcome.INCOMPLETE, "checks": checks, **empty})
 
 
-def judged(
-    record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase] | None = None
-) -> RunRecord:
+def judged(record: RunRecord, run_root: Path, setup: Setup) -> RunRecord:
     """The record as it follows from the artifacts and this setup alone; nothing is written.
 
     Launches, facts and settings stay what they were: a profile that would have planned other
     launches gets rows without evidence, never numbers of another plan. Raises `ValueError` and
     `OSError` as the readers do.
     """
-    profile = setup.profile
-    phases = phases or registry.phases_of(profile.phases)
     changed = record.model_copy(
         update={
-            "profile": profile.name,
+            "profile": setup.profile.name,
             "profile_sha256": setup.profile_sha256(),
             "profile_document": setup.profile_document(),
             "required": setup.required,
@@ -285,9 +261,9 @@ def judged(
     )
     return assemble(
         changed,
-        list(_phases_again(record, run_root, setup, phases)),
-        asked_for=[phase.name for phase in setup.phases],
-        known={name: (phase.title, phase.source) for name, phase in phases.items()},
+        list(_phases_again(record, run_root, setup)),
+        asked_for=list(setup.phases_by_name),
+        known=known_phases(setup),
     )
 
 
@@ -323,22 +299,31 @@ def of_the_machine(document: Mapping[str, Any], shipped: Mapping[str, Any]) -> d
     return kept
 
 
-def planned_problems(
-    record: RunRecord, run_root: Path, setup: Setup, *, phases: Mapping[str, Phase]
-) -> list[str]:
-    """Every launch as the phase plans it, and as its own folder says that it went."""
+def phase_problems(record: RunRecord, run_root: Path, setup: Setup) -> list[str]:
+    """Every launch as the phase plans it, and as its own folder says that it went.
+
+    And phases that were started and not judged, without the trace that the reason would leave.
+    """
     problems: list[str] = []
-    choices: dict[str, dict[str, str]] = {}
+    choices = {one.name: one.choices for one in record.phases}
+    planned = RunInFolder(setup=setup, run_root=run_root, choices=choices)
     for one in record.phases:
-        choices[one.name] = one.choices
-        phase = phases.get(one.name)
-        if phase is not None and was_judged(one):
-            chosen, _ = what_it_reads(phase, choices, {})
-            if not is_as_planned(phase, setup.context(chosen), one):
+        phase = setup.phases_by_name.get(one.name)
+        if phase is None and one.started_at:
+            problems.append(f"{one.name}: this phase was not asked for, so it was not judged again")
+        elif phase is not None and was_judged(one):
+            if not is_as_planned(phase, planned.context(phase), one):
                 problems.append(f"{one.name}: the launches are not those that the phase plans")
+        elif one.started_at and not (record.interrupted or _broke(run_root, one.name)):
+            problems.append(f"{one.name}: not judged, and nothing shows why")
         for entry in one.launches:
             problems += _ended_as_told(run_root, one.name, entry)
     return problems
+
+
+def _broke(run_root: Path, phase: str) -> bool:
+    """Did the runbook itself fail in this phase?"""
+    return any(run_root.glob(f"harness_error_{phase}*.txt"))
 
 
 def _ended_as_told(run_root: Path, phase: str, entry: LaunchEntry) -> list[str]:
@@ -356,19 +341,6 @@ def _ended_as_told(run_root: Path, phase: str, entry: LaunchEntry) -> list[str]:
     told["launch"]["env"] = redact_variables({**launch.env, **more})
     kept = {"result": ended, "launch": described.get("launch")}
     return [f"{where}: {text}" for text in differing_fields(told, kept)]
-
-
-def unjudged_problems(
-    record: RunRecord, run_root: Path, *, phases: Mapping[str, Phase]
-) -> Iterator[str]:
-    """Phases that were started and not judged, without the trace that the reason would leave."""
-    for one in record.phases:
-        if one.started_at and one.name not in phases:
-            yield f"{one.name}: no phase of this name is installed, so it was not judged again"
-        elif one.started_at and not was_judged(one):
-            broke = any(run_root.glob(f"harness_error_{one.name}*.txt"))
-            if not (record.interrupted or broke):
-                yield f"{one.name}: not judged, and nothing shows why"
 
 
 def fact_problems(record: RunRecord, run_root: Path) -> Iterator[str]:

@@ -19,13 +19,13 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from nsa.contract import SECRET_SHAPES, URL_LOGIN, is_secret_name
+from nsa.contract import ENV_JSON, SECRET_SHAPES, URL_LOGIN, is_secret_name
 from nsa.contract.digests import sha256_of
 from nsa.toggles import PREFIX
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic
-from runbook.folder import ACCEPTED_JSON
-from runbook.folder.launch.documents import read_json_object
+from runbook.folder import ACCEPTED_JSON, DEVICES_BEFORE_JSON
+from runbook.folder.launch.documents import json_object, read_json_object
 from runbook.records.evidence import AcceptedRuns, Fact
 from runbook.records.measurement import first_problem
 
@@ -124,6 +124,12 @@ def device_facts(devices: Mapping[str, Any] | None) -> Facts:
     if found.get("driver"):
         facts["software", "driver"] = str(found["driver"])
     return facts
+
+
+def launch_facts(folder: Path) -> Facts | None:
+    """What the launch in this folder ran on and with; None without an env.json that can be read."""
+    env, devices = (json_object(folder / name) for name in (ENV_JSON, DEVICES_BEFORE_JSON))
+    return env_facts(env) | device_facts(devices) if env else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import ENV_JSON
 from runbook.engine.derive import doubt, untrusted
-from runbook.folder import DEVICES_BEFORE_JSON, RECORD_FILE
-from runbook.folder.facts import Difference, Facts, device_facts, env_facts, unlike
-from runbook.folder.launch.documents import json_object
+from runbook.folder import RECORD_FILE
+from runbook.folder.facts import Difference, Facts, launch_facts, unlike
 from runbook.records import Outcome, RunRecord
 from runbook.records.measurement import json_ready
 
@@ -90,7 +88,7 @@ class _Side:
     @classmethod
     def read(cls, record: RunRecord, folder: Path) -> _Side:
         launches = {
-            entry.launch.id: _launch_facts(folder / entry.launch.run_dir)
+            entry.launch.id: launch_facts(folder / entry.launch.run_dir)
             for phase in record.phases
             for entry in phase.launches
             if entry.launch.kind in ("trainer", "own")
@@ -103,11 +101,6 @@ class _Side:
     def phases(self) -> list[str]:
         """The phases that were started; the others have rows that only say so."""
         return [one.name for one in self.record.phases if one.started_at or one.launches]
-
-
-def _launch_facts(folder: Path) -> Facts | None:
-    env = json_object(folder / ENV_JSON)
-    return env_facts(env) | device_facts(json_object(folder / DEVICES_BEFORE_JSON)) if env else None
 
 
 def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> Comparison:

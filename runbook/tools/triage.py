@@ -24,7 +24,7 @@ from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.folder.launch.documents import json_object
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.manifest import load_record
-from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
+from runbook.launch import LaunchOptions, StopRequest, run_launch
 from runbook.launch.command import pasteable
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Reason, RunRecord
@@ -193,9 +193,8 @@ def run_steps(
     target: Target,
     out: Path,
     *,
-    stop: StopRequest | None = None,
-    budgets: Budgets | None = None,
-    tell: Callable[[StepResult], None] = lambda _result: None,
+    stop: StopRequest,
+    tell: Callable[[StepResult], None],
 ) -> Triage:
     """Run the steps for the target's symptom below `out`, a new folder.
 
@@ -206,13 +205,7 @@ def run_steps(
     cannot be made.
     """
     make_new_dir("--out", out)
-    runner = _Runner(
-        target=target,
-        out=out,
-        stop=stop or StopRequest(),
-        budgets=budgets,
-    )
-    triage = runner.run(tell)
+    triage = _Runner(target=target, out=out, stop=stop, tell=tell).run()
     write_atomic(out / "triage.json", json.dumps(triage.document(), indent=2) + "\n")
     return triage
 
@@ -222,15 +215,15 @@ class _Runner:
     target: Target
     out: Path
     stop: StopRequest
-    budgets: Budgets | None
+    tell: Callable[[StepResult], None]
     done: list[StepResult] = field(default_factory=list)
     # Of every try of the command as it was: did it fail?
     failed: list[bool] = field(default_factory=list)
     status: LaunchStatus = LaunchStatus.NOT_RUN
 
-    def run(self, tell: Callable[[StepResult], None]) -> Triage:
+    def run(self) -> Triage:
         for number in range(_FIRST_TRIES):
-            first = self._told(tell, AS_IT_WAS, f"0-as_it_was{_numbered(number)}")
+            first = self._told(AS_IT_WAS, f"0-as_it_was{_numbered(number)}")
             if self.stop.requested:
                 return self._interrupted()
             if first.outcome != "helped":
@@ -243,8 +236,8 @@ class _Runner:
             symptom = SYMPTOMS.get(self.status, "failure")
         for place, step in enumerate(STEPS[symptom], start=1):
             name = f"{place}-{step.name}"
-            result = self._told(tell, step, name)
-            verdict = self._repeated(tell, step, name) if result.outcome == "helped" else ""
+            result = self._told(step, name)
+            verdict = self._repeated(step, name) if result.outcome == "helped" else ""
             if self.stop.requested:
                 return self._interrupted()
             if verdict:
@@ -255,7 +248,7 @@ class _Runner:
                 return self._ended("flaky", f"it comes and goes, also without: {finding}")
         return self._ended("nothing_helped", f"no step helped; as it was: {first.detail}")
 
-    def _repeated(self, tell: Callable[[StepResult], None], step: TriageStep, name: str) -> str:
+    def _repeated(self, step: TriageStep, name: str) -> str:
         """What the repetitions say of a step that helped once; empty if it failed after all."""
         for again in range(1, _MOST_TRIES + 1):
             tries, fails = len(self.failed), sum(self.failed)
@@ -265,20 +258,20 @@ class _Runner:
                 return f"{_SHOWN} {counted}"
             if again == _MOST_TRIES:
                 return f"not shown: {counted}, which chance alone does in {chance:.0%} of cases"
-            self._told(tell, AS_IT_WAS, f"{name}-without{_numbered(again)}")
+            self._told(AS_IT_WAS, f"{name}-without{_numbered(again)}")
             if self.stop.requested:
                 return ""
-            result = self._told(tell, step, f"{name}{_numbered(again)}")
+            result = self._told(step, f"{name}{_numbered(again)}")
             if self.stop.requested or result.outcome != "helped":
                 return ""
         return ""
 
-    def _told(self, tell: Callable[[StepResult], None], step: TriageStep, name: str) -> StepResult:
+    def _told(self, step: TriageStep, name: str) -> StepResult:
         result = self._try(step, name)
         if step is AS_IT_WAS:
             self.failed.append(result.outcome != "helped")
         self.done.append(result)
-        tell(result)
+        self.tell(result)
         return result
 
     def _interrupted(self) -> Triage:
@@ -292,28 +285,33 @@ class _Runner:
         return Triage(outcome=outcome, finding=finding, exports=exports, steps=tuple(self.done))
 
     def _try(self, step: TriageStep, name: str) -> StepResult:
-        if not step.changes(self.target.launch):
-            what = "it would change nothing"
-            return _said(step, "skipped", what, self.target.launch)
-        launch = applied(step, self.target.launch, name=name, steps=self.target.steps)
+        launch, run_dir = self.target.launch, ""
+        outcome, detail = "skipped", "it would change nothing"
+        if step.changes(launch):
+            launch = applied(step, launch, name=name, steps=self.target.steps)
+            outcome, detail = self._outcome(launch, step)
+            run_dir = str(self.out / name)
+        return StepResult(
+            name=step.name,
+            title=step.title,
+            source=step.source,
+            outcome=outcome,
+            detail=detail,
+            command=pasteable(launch).line,
+            run_dir=run_dir,
+        )
+
+    def _outcome(self, launch: Launch, step: TriageStep) -> tuple[str, str]:
         result = self._launch(launch)
         self.status = result.status
         helped, detail = self._judge(launch, result)
         if step.parity:
-            detail = f"{detail}; parity tests: {self._parity(f'{name}-parity')}"
-        return _said(step, "helped" if helped else "failed", detail, launch, str(self.out / name))
+            detail = f"{detail}; parity tests: {self._parity(f'{launch.name}-parity')}"
+        return "helped" if helped else "failed", detail
 
     def _launch(self, launch: Launch) -> LaunchResult:
-        return run_launch(
-            launch,
-            LaunchOptions(
-                run_root=self.out,
-                observer=Observer(),
-                stop=self.stop,
-                budgets=self.budgets,
-                retry=False,
-            ),
-        )
+        options = LaunchOptions(run_root=self.out, observer=Observer(), stop=self.stop, retry=False)
+        return run_launch(launch, options)
 
     def _judge(self, launch: Launch, result: LaunchResult) -> tuple[bool, str]:
         if not result.ok:
@@ -343,20 +341,6 @@ class _Runner:
         )
         result = self._launch(launch)
         return "passed" if result.ok and result.exit_code == 0 else f"FAILED ({result.cause})"
-
-
-def _said(
-    step: TriageStep, outcome: str, detail: str, launch: Launch, run_dir: str = ""
-) -> StepResult:
-    return StepResult(
-        name=step.name,
-        title=step.title,
-        source=step.source,
-        outcome=outcome,
-        detail=detail,
-        command=pasteable(launch).line,
-        run_dir=run_dir,
-    )
 
 
 def _numbered(again: int) -> str:

@@ -19,10 +19,9 @@ from runbook.errors import RunbookError
 from runbook.files import shipped_data
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
-from runbook.records.launch import CONFIG_FLAG, TORCHRUN, option, with_option
+from runbook.records.launch import CONFIG_FLAG, DATASET_FLAG, TORCHRUN, option, with_option
 from runbook.records.measurement import Record
 
-_DATASET = "--dataset"
 # Flags of the trainer that go over the toggle.
 _FLAGS = {"NSA_ACCUM": "--accum", "NSA_SEQ_LEN": "--seq-len", "NSA_BATCH_SIZE": "--batch-size"}
 
@@ -82,7 +81,7 @@ class TriageStep(Record):
         lines = [f"export {name}={value}" for name, value in changed.items()]
         lines += [f"unset {name}" for name in self.unset]
         flags = [f"--set {key}={str(value).lower()}" for key, value in self.config.items()]
-        flags += [f"{_DATASET} {self.dataset}"] if self.dataset else []
+        flags += [f"{DATASET_FLAG} {self.dataset}"] if self.dataset else []
         return [*lines, *([f"# and {' '.join(flags)}"] if flags else [])]
 
     def apply(self, launch: Launch) -> Launch:
@@ -97,7 +96,7 @@ class TriageStep(Record):
             else:
                 env[name] = value
         if self.dataset:
-            argv = with_option(argv, _DATASET, self.dataset)
+            argv = with_option(argv, DATASET_FLAG, self.dataset)
         if self.single:
             argv, nproc = _single(argv), 1
             env = {k: v for k, v in env.items() if not k.startswith(("NSA_DDP_", "NCCL_"))}
@@ -136,17 +135,14 @@ def applied(step: TriageStep, launch: Launch, *, name: str, steps: int) -> Launc
 
 def number(name: str, launch: Launch) -> float | None:
     """What a numeric toggle comes to in this launch: flag, variable, config; None if unknown."""
-    for text in (option(launch.argv, _FLAGS.get(name, "")), launch.env.get(name, "")):
-        if text:
-            value = meaning(name, {name: text})
-            return float(value) if isinstance(value, int | float) else None
-    value = effective(CONFIG_TOGGLES[name], launch)
+    text = option(launch.argv, _FLAGS.get(name, "")) or launch.env.get(name, "")
+    value = meaning(name, {name: text}) if text else effective(CONFIG_TOGGLES[name], launch)
     return float(value) if isinstance(value, int | float) else None
 
 
 def dataset_of(launch: Launch) -> str:
     """The data that this launch trains on; empty if unknown."""
-    return option(launch.argv, _DATASET) or str(effective("data.dataset", launch) or "")
+    return option(launch.argv, DATASET_FLAG) or str(effective("data.dataset", launch) or "")
 
 
 def effective(key: str, launch: Launch) -> Scalar | None:

@@ -39,7 +39,7 @@ from runbook.records import (
 from tests.cli.shell import environment
 from tests.engine import toys
 from tests.engine.test_interrupt_and_resume import digests, wait_for
-from tests.engine.toys import Toy, resume, run
+from tests.engine.toys import Toy, resume, run, setups_by
 from tests.factory.files import record, write_beats
 from tests.launch.helpers import fake_launch
 
@@ -76,8 +76,8 @@ def test_the_first_no_go_stops_the_plan_and_a_finding_ends_it(
     _, found, left = (phase.launches[0].result for phase in record.phases)
     assert (found.status, left.follows) == (NAN, "bucket_sweep.completed")
     assert "--keep-going" not in left.cause
-    with pytest.raises(UsageError, match="is finished: NO-GO"):
-        resume_run(tmp_path / record.run_id, observer=Observer(), make_setup=lambda _: asked)
+    with setups_by(lambda _: asked), pytest.raises(UsageError, match="is finished: NO-GO"):
+        resume_run(tmp_path / record.run_id, observer=Observer())
 
 
 class _Legs(Toy):
@@ -102,14 +102,15 @@ def test_a_plan_goes_on_after_a_crash_with_what_had_not_finished(tmp_path: Path)
     def make(_: RunRecord) -> Setup:
         return setup(tmp_path, *three(whole))
 
-    again = resume_run(run, observer=Observer(), make_setup=make)
+    with setups_by(make):
+        again = resume_run(run, observer=Observer())
     assert again.verdict is Verdict.GO, again.reasons
     assert digests(run / "bucket_sweep/run1") == kept, "what had finished is not repeated"
     assert (run / "bucket_sweep/run2.repeated1/result.json").is_file(), "the crash is kept"
     assert any("REPEATED (bucket_sweep after FAIL" in text for text in again.caveats)
     assert started(again, "long_run") == 1, "and the plan goes on behind it"
-    with pytest.raises(UsageError, match="is finished: GO"):
-        resume_run(run, observer=Observer(), make_setup=make)
+    with setups_by(make), pytest.raises(UsageError, match="is finished: GO"):
+        resume_run(run, observer=Observer())
 
 
 def test_a_launch_that_needed_a_second_attempt_is_in_the_first_line_and_in_junit(

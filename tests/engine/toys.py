@@ -6,8 +6,11 @@ Also a program: `python -m tests.engine.toys run OUT [FAULT]` and `... resume RU
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from runbook.config import Profile
 from runbook.config.load import load_profile
@@ -124,14 +127,25 @@ def resume(folder: Path, *phases: Phase, **how: Any) -> RunRecord:
         asked = (phase for phase in phases if phase.name in names)
         return setup(folder.parent, *asked, whole=phases)
 
-    return resume_run(folder, **{"observer": Observer(), "make_setup": make} | how)
+    with setups_by(make):
+        return resume_run(folder, **{"observer": Observer()} | how)
+
+
+@contextmanager
+def setups_by(make: Callable[[RunRecord], Setup]) -> Iterator[None]:
+    """What a record was asked with is made so, where no installed phase has its name."""
+    with ExitStack() as patches:
+        for module in ("resuming", "starting", "verify"):
+            patches.enter_context(patch(f"runbook.engine.{module}.setup_of_record", make))
+        yield
 
 
 def verify(folder: Path, *phases: Phase, fingerprint: str = "") -> Verification:
     """What `runbook verify` finds in a run of these phases, or of `PHASES`."""
     known = {phase.name: phase for phase in phases} or dict[str, Phase](PHASES)
     made = setup(folder.parent, *known.values())
-    return verify_run(folder, fingerprint=fingerprint, phases=known, setup=made)
+    with setups_by(lambda _: made):
+        return verify_run(folder, fingerprint=fingerprint)
 
 
 def three_launches() -> tuple[Phase, ...]:

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.launch import LaunchOptions, run_launch
+from runbook.launch import LaunchOptions, StopRequest, run_launch
 from runbook.launch.observer import Observer
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch
-from runbook.tools.triage import Target, find_target, run_steps
+from runbook.tools.triage import Target, Triage, find_target, run_steps
 from runbook.tools.triage_steps import AS_IT_WAS, STEPS, TriageStep, applied
 from tests.cli.shell import inside
 from tests.factory.tables import table
-from tests.launch.helpers import FAST, fake_launch
+from tests.launch.helpers import fake_launch
 from tests.reports import samples
 
 PRODUCTION = (
@@ -29,6 +29,10 @@ PRODUCTION = (
 def target(launch: Launch, **changes: object) -> Target:
     fields: dict[str, object] = {"symptom": "failure", "why": "a test", "steps": 12}
     return Target(launch=launch, **(fields | changes))  # type: ignore[arg-type]
+
+
+def tried(which: Target, out: Path) -> Triage:
+    return run_steps(which, out, stop=StopRequest(), tell=lambda _: None)
 
 
 def test_one_change_at_a_time_against_the_failing_command() -> None:
@@ -82,11 +86,11 @@ def test_a_run_is_triaged_as_what_went_wrong(tmp_path: Path, status: str, sympto
 def test_low_throughput_is_measured(tmp_path: Path) -> None:
     launch = fake_launch("--dt", "0.001", steps=60)
     slow = target(launch, symptom="throughput", steps=60, floor_toks_per_s=1e12)
-    triage = run_steps(slow, tmp_path / "slow", budgets=FAST)
+    triage = tried(slow, tmp_path / "slow")
     assert triage.outcome == "nothing_helped"
     assert "wanted 1e+12 (last 50 steps)" in triage.steps[0].detail
     fine = target(launch, symptom="throughput", steps=60, floor_toks_per_s=1.0)
-    assert run_steps(fine, tmp_path / "fine", budgets=FAST).outcome == "not_reproduced"
+    assert tried(fine, tmp_path / "fine").outcome == "not_reproduced"
 
 
 @pytest.mark.e2e
@@ -229,7 +233,7 @@ def test_a_change_is_believed_where_chance_would_hardly_look_so(
     monkeypatch.setattr("runbook.tools.triage.run_launch", Rates(without, with_it))
     one = step_of("failure", "compression_off")
     monkeypatch.setitem(STEPS, "failure", (one,))
-    triage = run_steps(target(production()), tmp_path / "t")
+    triage = tried(target(production()), tmp_path / "t")
     assert triage.outcome == outcome and text in triage.finding
     assert bool(triage.exports) == (outcome == "found")
 

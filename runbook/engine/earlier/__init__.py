@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nsa import contract
-from nsa.contract import ENV_JSON, NSAError
+from nsa.contract import ENV_JSON, TRAINING_CSV, NSAError
 from nsa.contract.digests import sha256_of
 from nsa.settings import load_config
 from runbook.config import PhaseSettings, Profile
@@ -25,17 +24,9 @@ from runbook.engine.verify import of_the_machine
 from runbook.errors import RunbookError, UsageError, listed
 from runbook.files import write_atomic
 from runbook.folder import ACCEPTED_JSON, DEVICES_BEFORE_JSON, EVENTS_FILE, RECORD_FILE
-from runbook.folder.facts import (
-    Facts,
-    device_facts,
-    differences,
-    env_facts,
-    other_work,
-    variable_facts,
-)
+from runbook.folder.facts import Facts, differences, launch_facts, other_work, variable_facts
 from runbook.folder.launch.documents import read_json_object
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.folder.launch.shapes import DEVICES, ENV, Fields, shaped
 from runbook.folder.manifest import (
     DamagedRunError,
     check_digests,
@@ -237,7 +228,7 @@ def _accepted(
     """The run's part in the phase. Raises `RunbookError` with the reason not to take it."""
     _check_record(folder, record)
     entries = next((one.launches for one in record.phases if one.name == phase), ())
-    files = (contract.TRAINING_CSV, contract.ENV_JSON, DEVICES_BEFORE_JSON)
+    files = (TRAINING_CSV, ENV_JSON, DEVICES_BEFORE_JSON)
     names = [f"{entry.launch.run_dir}/{name}" for entry in entries for name in files]
     try:
         check_digests(folder, record, names)
@@ -253,7 +244,7 @@ def _accepted(
         raise RunbookError("; ".join(f"{one.what}: {one.a}, here {one.b}" for one in other[:3]))
     rates = []
     for entry in entries:
-        path = folder / entry.launch.run_dir / contract.TRAINING_CSV
+        path = folder / entry.launch.run_dir / TRAINING_CSV
         log = read_training_csv(path, relative_to=folder)
         if log.damaged or not entry.result.ok:
             raise RunbookError(f"{log.path} is no evidence of a whole launch")
@@ -291,16 +282,8 @@ def _phase_facts(run_root: Path, entries: Sequence[LaunchEntry]) -> Facts | None
     None without an env.json, or where another launch did other work or was on another machine.
     """
     found: list[Facts] = []
-    for entry in entries:
-        folder = run_root / entry.launch.run_dir
-        env = _document(folder / contract.ENV_JSON, ENV)
-        if env is not None:
-            devices = _document(folder / DEVICES_BEFORE_JSON, DEVICES)
-            found.append(env_facts(env) | device_facts(devices) | variable_facts(entry.launch.env))
+    for launch in (entry.launch for entry in entries):
+        if facts := launch_facts(run_root / launch.run_dir):
+            found.append(facts | variable_facts(launch.env))
     other = any(other_work(found[0], one) for one in found[1:])
     return found[0] if found and not other else None
-
-
-def _document(path: Path, shape: Fields) -> Mapping[str, Any] | None:
-    document, _ = read_json_object(path, [])
-    return None if document is None else shaped(document, shape, path.name)[0]

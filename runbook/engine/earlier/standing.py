@@ -101,7 +101,7 @@ def require_standing(setup: Setup, out: Path, done: Container[str]) -> None:
     Asked where a launch goes on: its config and code are those that it began with, so only the GO
     can have changed. `done`: phases that have finished.
     """
-    profile, names = setup.profile, [phase.name for phase in setup.phases]
+    profile, names = setup.profile, list(setup.phases_by_name)
     left = [name for name in needing_go(profile, names) if name not in done]
     if not left or profile.plan is None or not profile.plan.go:
         return
