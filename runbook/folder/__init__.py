@@ -20,8 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nsa.contract import LATEST_LINK, sync_folder
 from runbook.errors import RunbookError
-from runbook.files import read_given, sync_folder, utc_text
+from runbook.files import read_given, utc_text
 
 RECORD_FILE = "run.json"
 EVENTS_FILE = "events.jsonl"
@@ -250,8 +251,6 @@ def running_text(folder: Path) -> str:
 
 def watch_line(folder: Path) -> str:
     """The command that looks on: by the link `latest` where it leads into this run."""
-    from nsa.contract import LATEST_LINK
-
     link = folder.parent / LATEST_LINK
     here = folder.resolve()
     place = link if link.is_symlink() and here in link.resolve().parents else folder
