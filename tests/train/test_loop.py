@@ -43,11 +43,11 @@ HELD_OUT = [batch(seed).tokens for seed in (1, 2, 3)]
 
 def test_an_evaluation_is_the_mean_of_its_batches_and_leaves_nothing_behind() -> None:
     trainer = engine()
-    found = evaluate(trainer, HELD_OUT, drawn=1)
-    assert len(found.losses) == 3
-    assert found.loss == pytest.approx(math.fsum(found.losses) / 3, rel=1e-12)
-    assert found.kept is HELD_OUT[1]
-    assert loss_again(trainer, HELD_OUT[1]) == pytest.approx(found.losses[1], abs=1e-6)
+    loss, losses, kept = evaluate(trainer, HELD_OUT, drawn=1)
+    assert len(losses) == 3
+    assert loss == pytest.approx(math.fsum(losses) / 3, rel=1e-12)
+    assert kept is HELD_OUT[1]
+    assert loss_again(trainer, HELD_OUT[1]) == pytest.approx(losses[1], abs=1e-6)
     assert trainer.model.training
     assert all(p.grad is None for p in trainer.model.parameters())
 
