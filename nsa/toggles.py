@@ -131,15 +131,16 @@ class ToggleSet:
         )
 
     def describe(self) -> list[dict[str, Value]]:
-        """Rows for env.json: name, value, default, source."""
+        """Rows for env.json of those that were set: name, value, default, source."""
         return [
             {
                 "name": row.name,
                 "value": self.values[row.name],
                 "default": row.default,
-                "source": self.sources.get(row.name, "default"),
+                "source": self.sources[row.name],
             }
             for row in TOGGLES.values()
+            if self.is_set(row.name)
         ]
 
 
@@ -168,18 +169,14 @@ def read_values(variables: Mapping[str, str]) -> tuple[dict[str, Value], list[st
     problems: list[str] = []
     for name in sorted(name for name in variables if name.startswith(PREFIX)):
         if name not in TOGGLES:
-            problems.append(_unknown(name))
+            hint = did_you_mean(name, TOGGLES) or "; see `runbook toggles` for all names"
+            problems.append(f"{name}: no such toggle{hint}")
             continue
         try:
             values[name] = TOGGLES[name].parse(variables[name])
         except NSAError as error:
             problems.append(str(error))
     return values, problems
-
-
-def _unknown(name: str) -> str:
-    hint = did_you_mean(name, TOGGLES) or "; see `runbook toggles` for all names"
-    return f"{name}: no such toggle{hint}"
 
 
 _SAFE_MODE_OFF: dict[str, Value] = {

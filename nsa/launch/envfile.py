@@ -191,7 +191,6 @@ def write_env(
     `attention` (how its window and selected branches run, and the self-test), `notes`, and
     `resumed` (path, step and digest of the checkpoint that the launch went on from).
     """
-    toggles = [row for row in plan.toggles.describe() if row["source"] != "default"]
     content = {
         "schema_version": 1,
         **told,
@@ -207,7 +206,7 @@ def write_env(
         "config_sources": dict(plan.loaded.sources),
         "config_sha256": comparable_digest(plan, told["effective"]),
         "policies": policies(),
-        "toggles": toggles,
+        "toggles": plan.toggles.describe(),
         "passthrough": [
             {k: redact(v) if v else v for k, v in row.describe().items()} for row in plan.passed
         ],
