@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -35,7 +35,8 @@ class Toggle:
     default None means that the config file decides. `choices`: all words of a choice, and what a
     yes/no toggle may be beside these two. `arm`: may change between the blocks of one launch.
     `reader`: which part of the program acts on it. `passive`: it switches logging, watching or a
-    limit, so that its absence changes no number.
+    limit, so that its absence changes no number. `config_key`: what it goes over in the config.
+    `needs`: what others have to be where it is on. `unavailable`: why no machine can have it.
     """
 
     kind: Kind
@@ -49,6 +50,9 @@ class Toggle:
     arm: bool = False
     reader: Reader = "trainer"
     passive: bool = False
+    config_key: str = ""
+    needs: Mapping[str, Value] = field(default_factory=dict)
+    unavailable: str = ""
 
     def allowed(self) -> str:
         """The allowed values, for messages and tables."""
@@ -179,29 +183,9 @@ def read_values(variables: Mapping[str, str]) -> tuple[dict[str, Value], list[st
     return values, problems
 
 
-_SAFE_MODE_OFF: dict[str, Value] = {
-    "NSA_DDP_COMPRESS": "off",
-    "NSA_DDP_STATIC_GRAPH": False,
-    "NSA_OPT_FUSED": False,
-    "NSA_COMPILE": "off",
-    "NSA_CUDA_GRAPHS": False,
-    "NSA_SDPA_FLASH_ONLY": False,
-}
-SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
-# What a toggle that is on needs others to be.
-_NEEDS: dict[str, Mapping[str, Value]] = {
-    "NSA_DDP_SAFE_MODE": _SAFE_MODE_OFF,
-    "NSA_SDPA_NO_FLASH": {"NSA_SDPA_FLASH_ONLY": False},
-    # Plain loops need the host.
-    "NSA_CUDA_GRAPHS": {"NSA_SEL_RANGES_V2": True},
-}
-
-
-# What this build never does, on whatever machine: why, and what runs instead.
-UNAVAILABLE = {
-    "NSA_USE_FA2": "these branches need masks that the package flash_attn lacks; torch's SDPA "
-    "chooses the kernel instead, flash where no mask is needed",
-}
+SAFE_MODE: dict[str, Value] = {**TOGGLES["NSA_DDP_SAFE_MODE"].needs, "NSA_SDPA_NO_FLASH": True}
+# What this build never does, on whatever machine, and why.
+UNAVAILABLE = {name: row.unavailable for name, row in TOGGLES.items() if row.unavailable}
 # What runs on CUDA devices only, as it is set, and why.
 NEEDS_CUDA = {
     "NSA_CUDA_GRAPHS=1": "CUDA graphs need a CUDA device",
@@ -223,8 +207,8 @@ def conflicts(toggles: ToggleSet) -> list[Conflict]:
     """Every pair that cannot hold, in words that say where both values come from."""
     return [
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
-        for one, needs in _NEEDS.items()
-        for other, needed in needs.items()
+        for one, row in TOGGLES.items()
+        for other, needed in row.needs.items()
         if toggles.values[one] in (True, "1")
         and toggles.is_set(other)
         # What is `auto` gives way by itself.
