@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
@@ -72,6 +71,8 @@ def not_one_line(text: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" (did you mean X?)"` for the nearest known name, or an empty string."""
+    import difflib
+
     return meant(difflib.get_close_matches(name, list(known), n=1))
 
 
@@ -99,6 +100,8 @@ _ALIKE, _ALIKE_SHORT, _SHORT = 0.8, 0.66, 5
 
 def option_meant(flag: str, known: Iterable[str]) -> str:
     """`" (did you mean --x?)"` for an option that is a slip away, or an empty string."""
+    import difflib
+
     name = flag.lstrip("-")
     words = [one[2:] for one in known if one.startswith("--") and one not in _ACTING]
     cutoff = _ALIKE if len(name) > _SHORT else _ALIKE_SHORT

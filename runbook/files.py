@@ -14,12 +14,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import write_whole
 from runbook.errors import RunbookError, UsageError, choice_for
 
 
 def write_atomic(path: Path, text: str) -> None:
     """`write_whole` of a text."""
+    from nsa.contract import write_whole
+
     write_whole(path, text.encode())
 
 

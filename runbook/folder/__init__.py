@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import LATEST_LINK, sync_folder
 from runbook.errors import RunbookError
 from runbook.files import read_given, utc_text
 
@@ -109,6 +108,8 @@ class Journal:
     @classmethod
     def create(cls, run_root: Path) -> Journal:
         """A new journal. Raises `FileExistsError` if the folder has one."""
+        from nsa.contract import sync_folder
+
         path = run_root / EVENTS_FILE
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         sync_folder(run_root)
@@ -251,6 +252,8 @@ def running_text(folder: Path) -> str:
 
 def watch_line(folder: Path) -> str:
     """The command that looks on: by the link `latest` where it leads into this run."""
+    from nsa.contract import LATEST_LINK
+
     link = folder.parent / LATEST_LINK
     here = folder.resolve()
     place = link if link.is_symlink() and here in link.resolve().parents else folder

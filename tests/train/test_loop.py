@@ -53,7 +53,7 @@ def test_an_evaluation_is_the_mean_of_its_batches_and_leaves_nothing_behind() ->
 
 
 def test_a_batch_that_is_never_reached_is_not_computed_again() -> None:
-    assert evaluate(engine(), HELD_OUT[:2], drawn=2).kept is None
+    assert evaluate(engine(), HELD_OUT[:2], drawn=2)[2] is None
 
 
 def test_the_drawn_batch_differs_by_token_rank_and_step() -> None:
