@@ -60,15 +60,10 @@ def _create(parameters: RendezvousParameters) -> RendezvousHandler:
     return LoopbackRendezvous(HOST, int(port), 0, 1, parameters.run_id, _TIMEOUT_S)
 
 
-def register() -> str:
-    """Make it known to torchrun; returns the name that torchrun has to be given."""
-    rendezvous_handler_registry.register(BACKEND, _create)
-    return BACKEND
-
-
 def main(argv: Sequence[str]) -> None:
     """torchrun with this rendezvous."""
-    torchrun([f"--rdzv-backend={register()}", f"--monitor-interval={_LOOK_S}", *argv])
+    rendezvous_handler_registry.register(BACKEND, _create)
+    torchrun([f"--rdzv-backend={BACKEND}", f"--monitor-interval={_LOOK_S}", *argv])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from nsa.config import ModelConfig, NSAConfig
 from nsa.contract import REFUSAL, NSAError, did_you_mean
 from nsa.strict_yaml import MOST_BYTES, load_strict
+from nsa.toggles import TOGGLES
 
 # A query of a shorter window sees its own key alone.
 LEAST_WINDOW = 2
@@ -24,12 +25,7 @@ LEAST_WINDOW = 2
 VOCAB_SIZES = {"byte": 256, "gpt2": 50_304}
 
 # A toggle that is the same setting as a key of the config, over which it goes.
-CONFIG_TOGGLES = {
-    "NSA_ACCUM": "train.accumulate_grad_batches",
-    "NSA_LR": "train.lr",
-    "NSA_SEQ_LEN": "train.seq_len",
-    "NSA_BATCH_SIZE": "train.batch_size",
-}
+CONFIG_TOGGLES = {name: row.config_key for name, row in TOGGLES.items() if row.config_key}
 
 # The trainer's flag that has the last word on a key of the config, what it takes, and its help.
 OVERRIDES: dict[str, tuple[str, str, str]] = {

@@ -1,18 +1,20 @@
 """Every `NSA_*` variable there is, in one table; nothing else in the program reads them.
 
 The trainer, env.json, the command line of the runbook and the documentation are all fed from
-`TOGGLES`. A name that is not in the table, or a value its row does not allow, is an error that
-lists everything wrong. Torch-free.
+`TOGGLES`, whose rows are in toggles.yaml. A name that is not in the table, or a value its row does
+not allow, is an error that lists everything wrong. Torch-free.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 from nsa.contract import NSAError, did_you_mean, raise_problems
+from nsa.strict_yaml import load_strict
 
 Kind = Literal["bool", "int", "float", "choice"]
 Value = bool | int | float | str | None
@@ -33,7 +35,8 @@ class Toggle:
     default None means that the config file decides. `choices`: all words of a choice, and what a
     yes/no toggle may be beside these two. `arm`: may change between the blocks of one launch.
     `reader`: which part of the program acts on it. `passive`: it switches logging, watching or a
-    limit, so that its absence changes no number.
+    limit, so that its absence changes no number. `config_key`: what it goes over in the config.
+    `needs`: what others have to be where it is on. `unavailable`: why no machine can have it.
     """
 
     kind: Kind
@@ -41,12 +44,15 @@ class Toggle:
     default: Value
     meaning: str
     requirement: str = "-"
-    choices: tuple[str, ...] = ()
+    choices: Sequence[str] = ()
     minimum: float = 0
     maximum: float = sys.float_info.max
     arm: bool = False
     reader: Reader = "trainer"
     passive: bool = False
+    config_key: str = ""
+    needs: Mapping[str, Value] = field(default_factory=dict)
+    unavailable: str = ""
 
     def allowed(self) -> str:
         """The allowed values, for messages and tables."""
@@ -86,83 +92,10 @@ class Toggle:
         return number if self.minimum <= number <= self.maximum else None
 
 
-def _row(
-    kind: Kind, name: str, default: Value, meaning: str, requirement: str = "-", **more: Any
-) -> Toggle:
-    return Toggle(kind, PREFIX + name, default, meaning, requirement, **more)
-
-
-_ROWS: tuple[Toggle, ...] = (
-    _row("bool", "PREFILL_BATCHED", False, "batched prefill instead of token by token", "B2, E1"),
-    _row("bool", "SEL_RANGES_V2", True, "vectorized selection ranges (0: plain loops)", "B2, E2",
-         arm=True),
-    _row("choice", "USE_TRITON_SEL", None, "Triton kernels for all three branches and the choice "
-         "of blocks (auto: where the self-test shows that they agree)", choices=("0", "1", "auto"),
-         arm=True),
-    _row("bool", "SDPA_AUDIT", False, "record the kernel that really ran per branch", "A1",
-         arm=True),
-    _row("bool", "SDPA_FLASH_ONLY", False, "allow only the flash kernel", "A4", arm=True),
-    _row("bool", "SDPA_NO_FLASH", False, "forbid the flash kernel", "A4, T14", arm=True),
-    _row("choice", "SELF_TEST", "auto", "hold attention against the equations before training "
-         "(auto: on CUDA)", choices=("auto", "on", "off")),
-    _row("bool", "USE_FA2", False, "ask for the flash_attn package", "A6"),
-    _row("bool", "NVTX", False, "emit NVTX ranges", "N1"),
-    _row("bool", "OPT_FUSED", False, "fused AdamW", "F1", arm=True),
-    _row("choice", "COMPILE", "off", "torch.compile of each layer, and of the loss, as one graph "
-         "(auto: on CUDA, where it agrees with our modules)", choices=("off", "layer", "auto"),
-         arm=True),
-    _row("bool", "CUDA_GRAPHS", False, "replay each layer's passes as CUDA graphs (auto: where "
-         "that can be and agrees with the host)", choices=("auto",), arm=True),
-    _row("choice", "DDP_COMPRESS", "off", "type of the gradients on the wire", "B2, E3",
-         choices=("off", "bf16", "fp16"), arm=True),
-    _row("float", "DDP_BUCKET_MB", 25.0, "bucket cap of DDP, MiB", "B2, E4",
-         minimum=0.01, maximum=4096, arm=True),
-    _row("bool", "DDP_STATIC_GRAPH", False, "tell DDP that the graph never changes", "E7",
-         arm=True),
-    _row("bool", "DDP_FIND_UNUSED", False, "let DDP search for unused parameters", "E7", arm=True),
-    _row("bool", "DDP_DISABLE_GC", True, "gradient checkpointing off under DDP", "E8"),
-    _row("bool", "DDP_SAFE_MODE", False, "conservative DDP: no compression, no fused kernels",
-         "E19"),
-    _row("float", "PG_TIMEOUT_MIN", 15.0, "process-group timeout, minutes", "E15",
-         minimum=0.01, maximum=10080, passive=True),
-    _row("bool", "TB_DISABLE", True, "0 writes TensorBoard events to tb/", "N1, E10", passive=True),
-    _row("bool", "DISABLE_CSV_LOGS", False, "write no training.csv and val.csv", "E10",
-         passive=True),
-    _row("bool", "DISABLE_AUX_STATS", False, "gate health only, no branch statistics", "N1, E9",
-         passive=True),
-    _row("int", "HEARTBEAT_EVERY", 1, "steps between progress heartbeats", "M1", minimum=1,
-         passive=True),
-    _row("int", "MEM_DUMP_EVERY", 0, "steps between memory snapshots, 0 for none", "M4",
-         passive=True),
-    _row("int", "ACCUM", None, "micro-batches per optimizer step", "E18", minimum=1),
-    _row("float", "LR", None, "learning rate", "E18", maximum=10.0),
-    _row("int", "SEQ_LEN", None, "tokens per sequence", minimum=2),
-    _row("int", "BATCH_SIZE", None, "global batch, sequences", minimum=1),
-    _row("float", "SCALER_INIT_SCALE", 65536.0, "first scale of the fp16 scaler", "C8",
-         minimum=1.0),
-    _row("int", "SCALER_GROWTH_INTERVAL", 2000, "good steps before the scale grows", "C8",
-         minimum=1),
-    _row("float", "SCALER_GROWTH_FACTOR", 2.0, "factor of that growth", "C8", minimum=1.0),
-    _row("float", "SCALER_BACKOFF_FACTOR", 0.5, "factor after an overflow", "C8",
-         minimum=0.01, maximum=0.99),
-    _row("float", "WATCH_HEARTBEAT_STALL_S", 180.0, "seconds without a heartbeat that mean a stall",
-         "L8", reader="watchdog"),
-    _row("int", "WATCH_FLATLINE_N", 4, "equal throughput readings that mean a flat line", "M6",
-         reader="watchdog"),
-    _row("int", "WATCH_GATE_COLLAPSE_N", 3, "bad gate readings in a row that mean a collapse", "L5",
-         reader="watchdog"),
-    _row("float", "WATCH_GATE_ENTROPY_MIN", 0.2, "gate entropy under which a reading is bad", "L5",
-         maximum=1.0, reader="watchdog"),
-    _row("float", "WATCH_GATE_MAX_THRESHOLD", 0.9, "largest gate share above which it is bad", "L5",
-         maximum=1.0, reader="watchdog"),
-    _row("float", "WATCH_INTERVAL_S", 30.0, "seconds between readings", "L2", reader="watchdog"),
-    _row("bool", "WATCH_HALT", True, "write .HALT on an anomaly", "L2", reader="watchdog"),
-    _row("bool", "TEST_SEL_PACK", False, "run the parity tests on packed selection ranges too",
-         "V1", reader="tests"),
-)  # fmt: skip
-
-TOGGLES: dict[str, Toggle] = {row.name: row for row in _ROWS}
-ARM_TOGGLES: tuple[str, ...] = tuple(row.name for row in _ROWS if row.arm)
+_DOCUMENT, _WRONG = load_strict(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+raise_problems("nsa/toggles.yaml", _WRONG)
+TOGGLES = {name: Toggle(name=name, **row) for name, row in _DOCUMENT.items()}
+ARM_TOGGLES: tuple[str, ...] = tuple(row.name for row in TOGGLES.values() if row.arm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,15 +135,16 @@ class ToggleSet:
         )
 
     def describe(self) -> list[dict[str, Value]]:
-        """Rows for env.json: name, value, default, source."""
+        """Rows for env.json of those that were set: name, value, default, source."""
         return [
             {
                 "name": row.name,
                 "value": self.values[row.name],
                 "default": row.default,
-                "source": self.sources.get(row.name, "default"),
+                "source": self.sources[row.name],
             }
-            for row in _ROWS
+            for row in TOGGLES.values()
+            if self.is_set(row.name)
         ]
 
 
@@ -229,7 +163,7 @@ def parse_toggles(variables: Mapping[str, str], *, source: str = "environment") 
 
 def toggle_set(values: Mapping[str, Value], sources: Mapping[str, str]) -> ToggleSet:
     """These values, every other toggle at its default; nothing is checked."""
-    merged = {row.name: values.get(row.name, row.default) for row in _ROWS}
+    merged = {row.name: values.get(row.name, row.default) for row in TOGGLES.values()}
     return ToggleSet(values=merged, sources=sources)
 
 
@@ -239,7 +173,8 @@ def read_values(variables: Mapping[str, str]) -> tuple[dict[str, Value], list[st
     problems: list[str] = []
     for name in sorted(name for name in variables if name.startswith(PREFIX)):
         if name not in TOGGLES:
-            problems.append(_unknown(name))
+            hint = did_you_mean(name, TOGGLES) or "; see `runbook toggles` for all names"
+            problems.append(f"{name}: no such toggle{hint}")
             continue
         try:
             values[name] = TOGGLES[name].parse(variables[name])
@@ -248,34 +183,9 @@ def read_values(variables: Mapping[str, str]) -> tuple[dict[str, Value], list[st
     return values, problems
 
 
-def _unknown(name: str) -> str:
-    hint = did_you_mean(name, TOGGLES) or "; see `runbook toggles` for all names"
-    return f"{name}: no such toggle{hint}"
-
-
-_SAFE_MODE_OFF: dict[str, Value] = {
-    "NSA_DDP_COMPRESS": "off",
-    "NSA_DDP_STATIC_GRAPH": False,
-    "NSA_OPT_FUSED": False,
-    "NSA_COMPILE": "off",
-    "NSA_CUDA_GRAPHS": False,
-    "NSA_SDPA_FLASH_ONLY": False,
-}
-SAFE_MODE: dict[str, Value] = {**_SAFE_MODE_OFF, "NSA_SDPA_NO_FLASH": True}
-# What a toggle that is on needs others to be.
-_NEEDS: dict[str, Mapping[str, Value]] = {
-    "NSA_DDP_SAFE_MODE": _SAFE_MODE_OFF,
-    "NSA_SDPA_NO_FLASH": {"NSA_SDPA_FLASH_ONLY": False},
-    # Plain loops need the host.
-    "NSA_CUDA_GRAPHS": {"NSA_SEL_RANGES_V2": True},
-}
-
-
-# What this build never does, on whatever machine: why, and what runs instead.
-UNAVAILABLE = {
-    "NSA_USE_FA2": "these branches need masks that the package flash_attn lacks; torch's SDPA "
-    "chooses the kernel instead, flash where no mask is needed",
-}
+SAFE_MODE: dict[str, Value] = {**TOGGLES["NSA_DDP_SAFE_MODE"].needs, "NSA_SDPA_NO_FLASH": True}
+# What this build never does, on whatever machine, and why.
+UNAVAILABLE = {name: row.unavailable for name, row in TOGGLES.items() if row.unavailable}
 # What runs on CUDA devices only, as it is set, and why.
 NEEDS_CUDA = {
     "NSA_CUDA_GRAPHS=1": "CUDA graphs need a CUDA device",
@@ -297,8 +207,8 @@ def conflicts(toggles: ToggleSet) -> list[Conflict]:
     """Every pair that cannot hold, in words that say where both values come from."""
     return [
         Conflict(one=one, other=other, needs=_word(needed), text=_conflict(toggles, one, other))
-        for one, needs in _NEEDS.items()
-        for other, needed in needs.items()
+        for one, row in TOGGLES.items()
+        for other, needed in row.needs.items()
         if toggles.values[one] in (True, "1")
         and toggles.is_set(other)
         # What is `auto` gives way by itself.

@@ -147,7 +147,7 @@ def _comparable(case: Case, names: Sequence[str]) -> tuple[AcceptedRuns, list[Ac
         found = invalid(Reason.DAMAGED_ARTIFACT, kept.problem, evidence=(kept.path,))
         raise found
     mine = env_facts(case.env(names[0]))
-    runs = [run for run in (kept.runs if kept else ()) if not other_work(run.facts, mine)]
+    runs = [run for run in (kept.runs if kept else ()) if not other_work(run.by_name, mine)]
     if kept is not None and not runs:
         _refuse_damaged(kept)
     if kept is None or not runs:
@@ -177,7 +177,7 @@ def _differs(case: Case, name: str, last: AcceptedRun) -> str:
     """What is not the same as then, though it is compared: code, software, cards."""
     launch = case.launch(name)
     mine = env_facts(case.env(name)) | device_facts(launch.devices_before)
-    found = [f"{one.what} {one.a} -> {one.b}" for one in unlike(last.facts, mine)]
+    found = [f"{one.what} {one.a} -> {one.b}" for one in unlike(last.by_name, mine)]
     return f"; differs: {listed(found, _NAMED)}" if found else ""
 
 

@@ -17,7 +17,6 @@ from reports.text import one_line
 from runbook.engine.starting import left_open
 from runbook.errors import how_many, listed, short_caveat
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
-from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step
 
 _SHORT_COMMIT = 7
@@ -278,7 +277,7 @@ def _urgency(row: Check) -> tuple[bool, int]:
 def _count(rows: tuple[Check, ...], noun: str) -> str:
     """`12 checks: 10 PASS, 1 FAIL, 1 SKIPPED`: a skip is counted as a skip."""
     counted = Counter(row.outcome for row in rows)
-    order = (Outcome.PASS, *(one for one in WORST_FIRST if one is not Outcome.PASS))
+    order = (Outcome.PASS, *(one for one in Outcome if one is not Outcome.PASS))
     parts = [f"{counted[name]} {name}" for name in order if counted[name]]
     total = how_many(len(rows), noun)
     return f"{total}: {', '.join(parts)}" if parts else total

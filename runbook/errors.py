@@ -73,8 +73,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`" (did you mean X?)"` for the nearest known name, or an empty string."""
     import difflib
 
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return meant(near)
+    return meant(difflib.get_close_matches(name, list(known), n=1))
 
 
 _MOST_MEANT = 5

@@ -18,18 +18,10 @@ from runbook.errors import RunbookError, UsageError, choice_for
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write `text` to a temporary name beside `path`, sync it, and rename it into place."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
+    """`write_whole` of a text."""
+    from nsa.contract import write_whole
+
+    write_whole(path, text.encode())
 
 
 def not_text(text: str) -> str:
@@ -79,15 +71,6 @@ def read_given(path: Path) -> bytes:
     return read_bytes(path)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make a rename in this folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def make_private_dir(path: Path) -> None:
     """Create `path` and its missing parents, each for the owner only; it must not exist yet.
 
@@ -118,16 +101,8 @@ def make_new_dir(flag: str, path: Path) -> None:
     """`make_private_dir` of what a person named. Raises `UsageError` if it cannot be made."""
     if os.path.lexists(path):
         raise UsageError(f"{flag} {path}: is there already", hint="name a new folder")
-    try:
+    with written_to(flag, path):
         make_private_dir(path)
-    except OSError as error:
-        raise no_folder(flag, path, error) from error
-
-
-def no_folder(flag: str, path: Path, error: OSError) -> UsageError:
-    """What to say where no folder can be made, and what to do."""
-    text = f"{flag} {path}: no folder can be made there: {error.strerror or error}"
-    return UsageError(text, hint="name a folder that can be written")
 
 
 def utc_text(moment: datetime | None = None) -> str:

@@ -20,6 +20,9 @@ from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, shard_file
 
 # With everything that they require, these are what training computes with.
 _COMPUTING = ("torch", "numpy", "scipy", "pandas")
+# What of a package decides its numbers: code, and tables that it reads.
+_PYTHON = ".py"
+_DECIDING = (_PYTHON, ".yaml")
 _REQUIRED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -53,16 +56,16 @@ def _other_code(path: Path, source: bytes, _of: int, _cache: bytes) -> bytes:
 
 
 def package_digest(folder: Path) -> str:
-    """SHA-256 over the names and bytes of a package's Python files, and of other code run for them.
+    """SHA-256 over names and bytes of a package's Python and YAML, and of other code run for it.
 
-    Caches that are of their sources, and files that are not Python, are left out. The trainer says
-    it of the package that it runs, the harness of the one that it meant.
+    Caches that are of their sources, and all other files, are left out. The trainer says it of the
+    package that it runs, the harness of the one that it meant.
     """
     digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*.py")):
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in _DECIDING):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(folder).as_posix()} {len(content)}\n".encode())
-        digest.update(content + other_code(path))
+        digest.update(content + (other_code(path) if path.suffix == _PYTHON else b""))
     return digest.hexdigest()
 
 

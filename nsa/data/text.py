@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -133,29 +133,20 @@ def _find(path: str) -> list[Path]:
     if not path:
         raise DataError("dataset local needs --local-path (a file or a folder)")
     root = Path(path)
-    if root.is_file():
-        files = [root]
-    elif root.is_dir():
-        files = sorted(file for file in root.rglob("*") if file.suffix in SUFFIXES)
-    else:
+    if not root.is_file() and not root.is_dir():
         raise DataError(f"--local-path {path}: no such file or folder")
-    files = [file for file in files if file.suffix in SUFFIXES]
+    found = [root] if root.is_file() else sorted(root.rglob("*"))
+    files = [file for file in found if file.suffix in SUFFIXES]
     if not files:
         raise DataError(f"--local-path {path}: holds no {', '.join(SUFFIXES)} file")
     return files
 
 
 def _paragraphs(file: Path) -> Iterator[str]:
-    lines: list[str] = []
     with file.open(encoding="utf-8", errors="replace") as text:
-        for line in text:
-            if line.strip():
-                lines.append(line)
-            elif lines:
+        for is_empty, lines in groupby(text, key=lambda line: not line.strip()):
+            if not is_empty:
                 yield "".join(lines)
-                lines = []
-    if lines:
-        yield "".join(lines)
 
 
 class FinewebCorpus:

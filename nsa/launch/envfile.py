@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import platform
@@ -12,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 from functools import cache
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,8 @@ def versions() -> dict[str, str | None]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "nccl": ".".join(map(str, nccl())) if torch.cuda.is_available() else None,
-        "driver": _driver(),
-        "triton": _installed("triton"),
+        "driver": _found_in("/proc/driver/nvidia/version", r"\b(\d+\.\d+(?:\.\d+)?)\b"),
+        "triton": next((found.version for found in distributions(name="triton")), None),
         "packages": _packages(),
     }
 
@@ -107,20 +107,14 @@ def versions() -> dict[str, str | None]:
 _packages = cache(installed_digest)
 
 
-def _driver() -> str | None:
+def _found_in(path: str, pattern: str) -> str | None:
+    """What a file of the kernel's says where the pattern has its group; None without that."""
     try:
-        text = Path("/proc/driver/nvidia/version").read_text(encoding="ascii", errors="replace")
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
-    return found.group(1) if found else None
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    found = re.search(pattern, text, re.MULTILINE)
+    return found[1] if found else None
 
 
 def device_facts(device: torch.device, *, ranks: int) -> dict[str, Any]:
@@ -134,17 +128,8 @@ def device_facts(device: torch.device, *, ranks: int) -> dict[str, Any]:
             "count": count,
             "uuids": [str(gpu.uuid) for gpu in used],
         }
-    return {"type": "cpu", "name": _cpu_name(), "count": torch.get_num_threads()}
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.machine()
+    name = _found_in("/proc/cpuinfo", r"^model name\s*:\s*(.*\S)") or platform.machine()
+    return {"type": "cpu", "name": name, "count": torch.get_num_threads()}
 
 
 def effective(
@@ -198,27 +183,17 @@ def comparable_digest(plan: LaunchPlan, facts: Mapping[str, Any]) -> str:
 
 
 def write_env(
-    run_dir: Path,
-    plan: LaunchPlan,
-    *,
-    token: str,
-    started_at: str,
-    device: torch.device,
-    facts: dict[str, Any],
-    attention: dict[str, Any],
-    resumed: dict[str, Any] | None,
-    notes: list[str],
+    run_dir: Path, plan: LaunchPlan, device: torch.device, told: Mapping[str, Any]
 ) -> None:
-    """Write env.json atomically. attention: how its window and selected branches run, and the
-    self-test.
+    """Write env.json atomically.
 
-    resumed: path, step and digest of the checkpoint that the launch went on from.
+    told: by their names there, what is no part of the plan: `run_token`, `started_at`, `effective`,
+    `attention` (how its window and selected branches run, and the self-test), `notes`, and
+    `resumed` (path, step and digest of the checkpoint that the launch went on from).
     """
-    toggles = [row for row in plan.toggles.describe() if row["source"] != "default"]
     content = {
         "schema_version": 1,
-        "run_token": token,
-        "started_at": started_at,
+        **told,
         "argv": [redact(word) for word in plan.argv],
         "git": git_state(),
         "package": package(),
@@ -229,16 +204,12 @@ def write_env(
         "config": plan.config.model_dump(),
         "config_file": plan.loaded.path,
         "config_sources": dict(plan.loaded.sources),
-        "config_sha256": comparable_digest(plan, facts),
-        "effective": facts,
-        "attention": attention,
+        "config_sha256": comparable_digest(plan, told["effective"]),
         "policies": policies(),
-        "toggles": toggles,
+        "toggles": plan.toggles.describe(),
         "passthrough": [
             {k: redact(v) if v else v for k, v in row.describe().items()} for row in plan.passed
         ],
-        "resumed": resumed,
-        "notes": notes,
         "arms": plan.schedule.model_dump() if plan.schedule else None,
     }
     write_json(run_dir / ENV_JSON, content)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import HEARTBEATS, Event, Phase, memory_file
+from nsa.contract import HEARTBEATS, Event, Phase, memory_file, write_whole
 
 
 class RecordWriteError(OSError):
@@ -66,27 +66,11 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file under a temporary name, put it on the disk, then rename it."""
-    temporary = path.with_name(f".{path.name}.tmp{os.getpid()}")
+    """`write_whole`, in whose place the path is said where that fails."""
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(path)
-        sync_folder(path.parent)
+        write_whole(path, data)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise RecordWriteError(path, error) from error
-
-
-def sync_folder(folder: Path) -> None:
-    """Put a folder's entries on the disk, so that a rename in it survives a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def plain(fields: Mapping[str, Any]) -> dict[str, Any]:

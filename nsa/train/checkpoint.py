@@ -30,9 +30,16 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, Event, Phase, checkpoint_name
+from nsa.contract import (
+    CHECKPOINTS_DIR,
+    CHECKSUMS_JSON,
+    Event,
+    Phase,
+    checkpoint_name,
+    sync_folder,
+)
 from nsa.contract.digests import identity_of, sha256_of
-from nsa.launch.output import Heartbeat, RecordWriteError, say, sync_folder, write_json
+from nsa.launch.output import Heartbeat, RecordWriteError, say, write_json
 from nsa.launch.ranks import SAVING_GROUP
 from nsa.settings import TrainSection
 from nsa.step.engine import Engine
@@ -46,7 +53,7 @@ copyreg.pickle(_MEM_FORMAT_ENCODING, lambda member: (_MEM_FORMAT_ENCODING, (memb
 class Saves:
     """The saves of a launch, one at a time, with what the heartbeats say of them.
 
-    Every method but `done`, `under_way`, `has` and `read_back` is for all ranks together.
+    Every method but `done`, `has` and `read_back` is for all ranks together.
     """
 
     def __init__(self, run_dir: Path, engine: Engine, heartbeat: Heartbeat) -> None:
@@ -61,11 +68,6 @@ class Saves:
         """Has a save ended, well or not, whose `finish` is still to come?"""
         return self._writing is not None and self._writing.future.done()
 
-    @property
-    def under_way(self) -> bool:
-        """Is there a save whose `finish` is still to come?"""
-        return self._writing is not None
-
     def has(self, step: int) -> bool:
         """Is there a checkpoint of this step?"""
         return (self.folder / checkpoint_name(step)).exists()
@@ -78,8 +80,7 @@ class Saves:
         """
         self._heartbeat.phase = Phase.CHECKPOINT
         self._heartbeat.write(Event.CHECKPOINT_START)
-        if self.under_way:
-            self.finish()
+        self.finish()
         # Beside the steps, and before the new save may put the one before it away.
         self._noted.compare(self.folder)
         self._noted.note(step)
@@ -104,14 +105,14 @@ class Saves:
         held_up_s = perf_counter() - begin
         self._writing = _Writing(writer=writer, future=future, begin=begin, held_up_s=held_up_s)
 
-    def finish(self) -> Path:
-        """The save that is under way, waited for where it has not ended.
+    def finish(self) -> None:
+        """The save that is under way, if there is one, waited for where it has not ended.
 
         Raises RecordWriteError on a rank that could not write, RuntimeError on the others.
         """
         done, self._writing = self._writing, None
         if done is None:
-            raise RuntimeError("no save is under way")
+            return
         done.wait(self._engine.ranks.rank)
         final = done.writer.final
         seconds, held_up_s = round(perf_counter() - done.begin, 4), round(done.held_up_s, 4)
@@ -126,7 +127,6 @@ class Saves:
             f"[checkpoint] {final} in {seconds:.2f} s, training held up for {held_up_s:.2f} s",
             rank=self._engine.ranks.rank,
         )
-        return final
 
     def read_back(self) -> dict[str, Any] | None:
         """What the newest save holds against what the run held, as `ReadBack.report` says it."""

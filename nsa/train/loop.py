@@ -246,7 +246,7 @@ class Loop:
     # -- between steps -------------------------------------------------------------------------
 
     def _between_steps(self) -> None:
-        if self._saves is not None and self.settler.saved and self._saves.under_way:
+        if self._saves is not None and self.settler.saved:
             self._saves.finish()
         train = self.plan.config.train
         evaluate = bool(train.eval_every) and self.step % train.eval_every == 0
@@ -270,7 +270,7 @@ class Loop:
         saves.begin(
             step=self.step,
             position=self.position,
-            val_loss=self.evaluations.loss_at(self.step),
+            val_loss=self.evaluations.losses.get(self.step),
         )
         # All steps are settled: what any of them said was about the save before.
         self.settler.saved = False
@@ -288,8 +288,7 @@ class Loop:
 
     def _save_last(self, saves: Saves, end: End) -> None:
         asked = self.plan.flags.save or end.code != ExitCode.SUCCESS
-        if saves.under_way:
-            saves.finish()
+        saves.finish()
         saved = saves.has(self.step)
         if asked and self.done and end.code != ExitCode.NONFINITE and not self.ranks.any(saved):
             self._save(saves)

@@ -277,17 +277,15 @@ class _Session:
             "selected": vars(selected),
             "self_test": tested.describe(),
         }
-        write_env(
-            run_dir,
-            plan,
-            token=self.beat.token,
-            started_at=self.started_at,
-            device=engine.device,
-            facts=facts,
-            attention=attention,
-            resumed=self.resumed,
-            notes=self.notes,
-        )
+        told = {
+            "run_token": self.beat.token,
+            "started_at": self.started_at,
+            "effective": facts,
+            "attention": attention,
+            "resumed": self.resumed,
+            "notes": self.notes,
+        }
+        write_env(run_dir, plan, engine.device, told)
         announce(plan, facts, attention)
 
     def _check_equal(self, loop: Loop) -> None:

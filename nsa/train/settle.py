@@ -272,22 +272,12 @@ def open_board(folder: Path) -> Any:
     return SummaryWriter(str(folder))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What an evaluation came to, in nats: a mean over ranks and batches, this rank's batches.
-
-    kept: the batch that was drawn; None where there are fewer.
-    """
-
-    loss: float
-    losses: list[float]
-    kept: Tensor | None
-
-
-def evaluate(engine: Engine, batches: Iterable[Tensor], *, drawn: int) -> Evaluation:
-    """Next-token losses of these batches [B, S+1]; `drawn`: which one to keep, counted from 0.
-
-    A collective of all ranks.
+def evaluate(
+    engine: Engine, batches: Iterable[Tensor], *, drawn: int
+) -> tuple[float, list[float], Tensor | None]:
+    """Next-token losses of these batches [B, S+1], in nats: the mean over all ranks and batches,
+    and those of this rank's. Then the batch that was drawn, counted from 0; None where there are
+    fewer. A collective of all ranks.
     """
     losses: list[float] = []
     kept: Tensor | None = None
@@ -298,7 +288,7 @@ def evaluate(engine: Engine, batches: Iterable[Tensor], *, drawn: int) -> Evalua
             kept = tokens if number == drawn else kept
     engine.model.train()
     total, count = engine.ranks.sum([sum(losses), float(len(losses))])
-    return Evaluation(loss=total / count, losses=losses, kept=kept)
+    return total / count, losses, kept
 
 
 class Evaluations:
@@ -309,8 +299,8 @@ class Evaluations:
     ) -> None:
         self._engine, self._witness = engine, witness
         self._tables, self._heartbeat = tables, heartbeat
-        # Step and loss of the latest one.
-        self._latest: tuple[int, float] | None = None
+        # By step.
+        self.losses: dict[int, float] = {}
 
     def run(self, step: int, source: Source) -> None:
         """Evaluate after this step, on the source's held-out batches. For all ranks together."""
@@ -321,27 +311,21 @@ class Evaluations:
         count = self._engine.plan.config.train.eval_batches
         drawn = drawn_batch(beat.token, rank, step, count)
         held_out = self._witness.held_out(source.validation(count))
-        found = evaluate(self._engine, held_out, drawn=drawn)
+        loss, losses, kept = evaluate(self._engine, held_out, drawn=drawn)
         self._witness.compiling.note("eval")
-        self._latest = (step, found.loss)
-        self._tables.val(step, found.loss)
+        self.losses[step] = loss
+        self._tables.val(step, loss)
         # By another way, when whatever an evaluation sets has to be as it was.
         again = None
-        if found.kept is not None:
-            again = {"batch": drawn, "loss": loss_again(self._engine, found.kept)}
+        if kept is not None:
+            again = {"batch": drawn, "loss": loss_again(self._engine, kept)}
         beat.write(
             Event.EVAL,
-            loss=found.loss,
-            losses=found.losses,
+            loss=loss,
+            losses=losses,
             again=again,
             **self._witness.meter.take(),
             seconds=round(perf_counter() - begin, 4),
         )
-        say(f"[eval] step {step} loss={found.loss:.4f}", rank=rank)
+        say(f"[eval] step {step} loss={loss:.4f}", rank=rank)
         beat.sync()
-
-    def loss_at(self, step: int) -> float | None:
-        """The loss of an evaluation at this very step, where there was one."""
-        if self._latest is None or self._latest[0] != step:
-            return None
-        return self._latest[1]

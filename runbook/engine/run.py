@@ -29,7 +29,7 @@ from runbook.engine.plan import config_before
 from runbook.engine.plan.progress import Forecaster, pace_of_the_go
 from runbook.engine.starting import held_back, keep_aside, repeat
 from runbook.errors import RunbookError, UsageError
-from runbook.files import make_private_dir, no_folder, not_text, typed_here, utc_stamp, utc_text
+from runbook.files import make_private_dir, not_text, typed_here, utc_stamp, utc_text, written_to
 from runbook.folder import EVENTS_FILE, RECORD_FILE, Journal, run_folders
 from runbook.folder.manifest import (
     RUN_ID,
@@ -72,7 +72,7 @@ def create_run_folder(out: Path) -> Path:
             f"--out {out}: its run {runs[-1]} is of the future, here it is {utc_stamp()}",
             hint="set the clock of this machine right, or name another folder",
         )
-    try:
+    with written_to("--out", out):
         if not out.is_dir():
             make_private_dir(out)
         for number in range(1, _TRIES):
@@ -82,8 +82,6 @@ def create_run_folder(out: Path) -> Path:
             except FileExistsError:
                 continue
             return folder
-    except OSError as error:
-        raise no_folder("--out", out, error) from error
     raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.errors import RunbookError
-from runbook.files import read_given, sync_folder, utc_text
+from runbook.files import read_given, utc_text
 
 RECORD_FILE = "run.json"
 EVENTS_FILE = "events.jsonl"
@@ -108,6 +108,8 @@ class Journal:
     @classmethod
     def create(cls, run_root: Path) -> Journal:
         """A new journal. Raises `FileExistsError` if the folder has one."""
+        from nsa.contract import sync_folder
+
         path = run_root / EVENTS_FILE
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         sync_folder(run_root)

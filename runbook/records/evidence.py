@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
+from pydantic import Field
 
 from runbook.records import Launch, LaunchResult
 from runbook.records.measurement import Record
@@ -227,31 +227,22 @@ class Fact:
     note: str = ""
 
 
-_ROWS = TypeAdapter(list[tuple[str, str, str]])
-
-
-def _by_name(given: object) -> object:
-    """Facts by kind and name, also from the rows that a document has for them."""
-    if isinstance(given, dict):
-        return given
-    return {(kind, what): text for kind, what, text in _ROWS.validate_python(given)}
-
-
 class AcceptedRun(Record):
     """What an earlier run that was GO measured in a phase, as far as it could be checked.
 
-    `rates` has the throughput of each launch in tok/s; `facts` what they ran on and with, by kind
-    and name; `run_sha256` is the digest of that run's run.json.
+    `rates` has the throughput of each launch in tok/s; `facts` what they ran on and with: kind,
+    name and text; `run_sha256` is the digest of that run's run.json.
     """
 
     run_id: str
     run_sha256: str
     rates: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(min_length=1)
-    facts: Annotated[
-        dict[tuple[str, str], str],
-        BeforeValidator(_by_name),
-        PlainSerializer(lambda facts: [[*name, text] for name, text in sorted(facts.items())]),
-    ]
+    facts: tuple[tuple[str, str, str], ...]
+
+    @property
+    def by_name(self) -> dict[tuple[str, str], str]:
+        """The facts by kind and name."""
+        return {(kind, name): text for kind, name, text in self.facts}
 
 
 class AcceptedRuns(Record):

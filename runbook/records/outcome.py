@@ -23,29 +23,19 @@ class Outcome(StrEnum):
     not plausible, or the environment is wrong.  INCOMPLETE: no evidence (not run, cut off).
     """
 
-    PASS = "PASS"  # noqa: S105 - a verdict, not a password
+    # The worst first: a fault outranks a wrong comparison, which outranks missing evidence. SKIPPED
+    # stands before PASS: of launches that answer one question, the one that did not must be seen.
     FAIL = "FAIL"
-    INCONCLUSIVE = "INCONCLUSIVE"
     INVALID = "INVALID"
     INCOMPLETE = "INCOMPLETE"
+    INCONCLUSIVE = "INCONCLUSIVE"
     SKIPPED = "SKIPPED"
+    PASS = "PASS"  # noqa: S105 - a verdict, not a password
 
     @property
     def rank(self) -> int:
         """The place in the one order of severity: 0 is the worst."""
-        return WORST_FIRST.index(self)
-
-
-# A fault outranks a wrong comparison, which outranks missing evidence. SKIPPED stands before PASS:
-# of several launches that answer one question, the one that did not must be seen.
-WORST_FIRST = (
-    Outcome.FAIL,
-    Outcome.INVALID,
-    Outcome.INCOMPLETE,
-    Outcome.INCONCLUSIVE,
-    Outcome.SKIPPED,
-    Outcome.PASS,
-)
+        return list(Outcome).index(self)
 
 
 class Reason(StrEnum):

@@ -104,6 +104,6 @@ MADE = (
 @pytest.mark.parametrize(("words", "place"), [*zip(MADE, FOLDERS, strict=True)])
 def test_a_folder_that_cannot_be_made(here: Path, words: str, place: str) -> None:
     ended = refused(here, *shlex.split(words), "--out", place)
-    told = f"error: --out ({here}/)?{place}[^ ]*: no folder can be made there: "
+    told = f"error: --out ({here}/)?{place}[^ ]*: cannot be written: "
     assert re.search(told, ended.err)
-    assert ended.err.endswith("; name a folder that can be written\n")
+    assert ended.err.endswith("; name a place that can be written\n")

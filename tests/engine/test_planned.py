@@ -112,7 +112,7 @@ def test_what_is_planned_is_what_the_trainer_accepts(
     monkeypatch.setattr(kernels, "importlib", installed)
     refused = set()
     for toggle in TOGGLES.values():
-        for value in toggle.choices + ("0", "1") * (toggle.kind == "bool"):
+        for value in (*toggle.choices, *("0", "1") * (toggle.kind == "bool")):
             setting = f"{toggle.name}={value}"
             try:
                 plan = prepare(RunOptions(profile=profile, settings=(setting,))).plan()

@@ -197,7 +197,7 @@ def test_what_a_crash_left_is_made_again(repository: Path, run_dir: Path) -> Non
     commits.remove_checkouts(root)
 
 
-def test_the_digest_is_of_names_and_contents_of_python_files_and_of_what_runs(
+def test_the_digest_is_of_names_and_contents_of_python_and_yaml_and_of_what_runs(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a.py").write_text("x")
@@ -214,6 +214,9 @@ def test_the_digest_is_of_names_and_contents_of_python_files_and_of_what_runs(
     (tmp_path / "__pycache__/a.pyc").write_text("x")
     assert package_digest(tmp_path) == first
     (tmp_path / "a.py").rename(tmp_path / "b.py")
+    assert package_digest(tmp_path) != first
+    (tmp_path / "b.py").rename(tmp_path / "a.py")
+    (tmp_path / "a.yaml").write_text("x")
     assert package_digest(tmp_path) != first
 
 

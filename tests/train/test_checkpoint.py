@@ -15,7 +15,14 @@ import pytest
 import torch
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
-from nsa.contract import CHECKSUMS_JSON, METADATA_FILE, CheckpointError, Event, shard_file
+from nsa.contract import (
+    CHECKSUMS_JSON,
+    METADATA_FILE,
+    CheckpointError,
+    Event,
+    checkpoint_name,
+    shard_file,
+)
 from nsa.contract.digests import sha256_of
 from nsa.launch.output import Heartbeat, RecordWriteError, write_json
 from nsa.settings import TrainSection
@@ -48,7 +55,8 @@ def watched(folder: Path, trainer: Engine) -> tuple[Saves, ReadBack]:
 
 def save(store: Saves, step: int) -> Path:
     store.begin(step=step, position=POSITION, val_loss=None)
-    return store.finish()
+    store.finish()
+    return store.folder / checkpoint_name(step)
 
 
 def trained_and_saved(folder: Path) -> tuple[Engine, Path]:
@@ -142,18 +150,18 @@ def test_every_checkpoint_is_read_back(tmp_path: Path, broken: int | None) -> No
 
 
 def saved_and_noted(folder: Path) -> tuple[Saves, ReadBack]:
-    """A store whose only save, of step 1, has begun, and what it has to read."""
+    """A store with one save, of step 1, and what has to read it."""
     trainer = engine()
     store, noted = watched(folder, trainer)
     train(trainer)
     noted.note(1)
-    store.begin(step=1, position=POSITION, val_loss=None)
+    save(store, 1)
     return store, noted
 
 
 def test_a_checkpoint_that_is_gone_ends_no_run(tmp_path: Path) -> None:
     store, noted = saved_and_noted(tmp_path)
-    shutil.rmtree(store.finish())
+    shutil.rmtree(store.folder / checkpoint_name(1))
     elements, differ = noted.compare(store.folder)
     assert sum(differ.values()) == elements > 0
 
@@ -161,7 +169,7 @@ def test_a_checkpoint_that_is_gone_ends_no_run(tmp_path: Path) -> None:
 def test_a_file_that_ends_before_any_of_its_tensors_is_told(tmp_path: Path) -> None:
     """Its digest is right."""
     store, noted = saved_and_noted(tmp_path)
-    (file,) = store.finish().glob("*.distcp")
+    (file,) = (store.folder / checkpoint_name(1)).glob("*.distcp")
     assert noted.compare(store.folder)[1] == {}
     os.truncate(file, file.stat().st_size - 1)
     told = noted.report(store.folder)
@@ -191,7 +199,7 @@ def test_the_list_of_tensors_is_of_known_classes_on_any_python(
 
 def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     store, noted = saved_and_noted(tmp_path)
-    (store.finish() / METADATA_FILE).write_bytes(pickle.dumps(print))
+    (store.folder / checkpoint_name(1) / METADATA_FILE).write_bytes(pickle.dumps(print))
     told = noted.report(store.folder)
     assert told is not None and told["positions"] is None
     assert told["unreadable"].endswith(f"{METADATA_FILE} names builtins.print")

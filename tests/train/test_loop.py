@@ -43,17 +43,17 @@ HELD_OUT = [batch(seed).tokens for seed in (1, 2, 3)]
 
 def test_an_evaluation_is_the_mean_of_its_batches_and_leaves_nothing_behind() -> None:
     trainer = engine()
-    found = evaluate(trainer, HELD_OUT, drawn=1)
-    assert len(found.losses) == 3
-    assert found.loss == pytest.approx(math.fsum(found.losses) / 3, rel=1e-12)
-    assert found.kept is HELD_OUT[1]
-    assert loss_again(trainer, HELD_OUT[1]) == pytest.approx(found.losses[1], abs=1e-6)
+    loss, losses, kept = evaluate(trainer, HELD_OUT, drawn=1)
+    assert len(losses) == 3
+    assert loss == pytest.approx(math.fsum(losses) / 3, rel=1e-12)
+    assert kept is HELD_OUT[1]
+    assert loss_again(trainer, HELD_OUT[1]) == pytest.approx(losses[1], abs=1e-6)
     assert trainer.model.training
     assert all(p.grad is None for p in trainer.model.parameters())
 
 
 def test_a_batch_that_is_never_reached_is_not_computed_again() -> None:
-    assert evaluate(engine(), HELD_OUT[:2], drawn=2).kept is None
+    assert evaluate(engine(), HELD_OUT[:2], drawn=2)[2] is None
 
 
 def test_the_drawn_batch_differs_by_token_rank_and_step() -> None:

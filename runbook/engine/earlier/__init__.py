@@ -253,7 +253,7 @@ def _accepted(
         run_id=record.run_id,
         run_sha256=sha256_of(folder / RECORD_FILE),
         rates=tuple(rates),
-        facts=theirs,
+        facts=tuple((*name, text) for name, text in sorted(theirs.items())),
     )
 
 
