@@ -35,7 +35,6 @@ from runbook.folder.facts import (
 )
 from runbook.folder.launch.documents import read_json_object
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.folder.launch.shapes import DEVICES, ENV, Fields, shaped
 from runbook.folder.manifest import (
     DamagedRunError,
     check_digests,
@@ -293,14 +292,10 @@ def _phase_facts(run_root: Path, entries: Sequence[LaunchEntry]) -> Facts | None
     found: list[Facts] = []
     for entry in entries:
         folder = run_root / entry.launch.run_dir
-        env = _document(folder / contract.ENV_JSON, ENV)
+        env, _ = read_json_object(folder / contract.ENV_JSON, [], shape="env")
         if env is not None:
-            devices = _document(folder / DEVICES_BEFORE_JSON, DEVICES)
+            before = folder / DEVICES_BEFORE_JSON
+            devices, _ = read_json_object(before, [], shape="devices_before")
             found.append(env_facts(env) | device_facts(devices) | variable_facts(entry.launch.env))
     other = any(other_work(found[0], one) for one in found[1:])
     return found[0] if found and not other else None
-
-
-def _document(path: Path, shape: Fields) -> Mapping[str, Any] | None:
-    document, _ = read_json_object(path, [])
-    return None if document is None else shaped(document, shape, path.name)[0]
