@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +166,17 @@ def shipped_data(name: str) -> Any:
     import yaml
 
     return yaml.safe_load((data_path("configs") / f"{name}.yaml").read_text("utf-8"))
+
+
+@cache
+def packaged(package: str, name: str) -> dict[str, Any]:
+    """The document `NAME.yaml` that lies in a package of ours, read once."""
+    from nsa.strict_yaml import load_strict
+
+    document, problems = load_strict((files(package) / f"{name}.yaml").read_text("utf-8"))
+    assert not problems, problems  # noqa: S101 - the file is ours
+    found: dict[str, Any] = document
+    return found
 
 
 def near(path: str | Path) -> str:

@@ -18,11 +18,28 @@ from phases.machine import require_gpu
 from phases.machine.samples import Notes, sampled
 from runbook.files import utc_seconds, utc_text
 from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
-from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.machine import kernel_log
 from runbook.records import LaunchStatus, Reason
 from runbook.records.evidence import LaunchEvidence
 
+# Of a GPU in devices_before.json and devices_after.json, with what it means that one grew between
+# the two: memory, driver or card failed (`fault`), something to tell, or a fault by its rate.
+# `standing`: a fault also where it is there before a launch. Preflight found none of these, so it
+# came since, perhaps while a launch on fewer GPUs left this one out.
+DEVICE_COUNTERS: Mapping[str, str] = {
+    # Corrected, the values stay right; the driver's own alarm for too many is Xid 92.
+    "ecc_corrected_volatile": "told",
+    "ecc_uncorrected_volatile": "standing fault",
+    "ecc_corrected_aggregate": "told",
+    "ecc_uncorrected_aggregate": "fault",
+    "remapped_correctable": "fault",
+    "remapped_uncorrectable": "fault",
+    "remap_pending": "standing fault",
+    "remap_failure": "standing fault",
+    "pcie_replays": "rate",
+    "power_violation_s": "",
+    "thermal_violation_s": "told",
+}
 _SHOWN = 3
 _Told = Mapping[str, Any]
 _DOCUMENTS = {

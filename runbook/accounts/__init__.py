@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from runbook.folder.launch.documents import recorded_toggles
-from runbook.folder.launch.shapes import ENV, is_count, shaped
+from runbook.folder.launch.shapes import is_count, shape_of, shaped
 from runbook.records.evidence import RankLog
 from runbook.records.launch import PROFILE_FLAG
 
@@ -257,7 +257,7 @@ class Workload:
     @classmethod
     def of(cls, env: Mapping[str, Any]) -> Workload:
         """From env.json. Raises `ValueError` where it lacks what is needed."""
-        env, _ = shaped(env, ENV, "env.json")
+        env, _ = shaped(env, shape_of("env"), "env.json")
         effective, config = env.get("effective") or {}, env.get("config") or {}
         needed = {"world_size": env.get("world_size")}
         for name in ("per_rank_batch", "seq_len", "accumulation", "dtype"):

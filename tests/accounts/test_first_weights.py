@@ -17,7 +17,7 @@ from nsa.config import ModelConfig, NSAConfig
 from nsa.model import NSALanguageModel
 from nsa.witness.gradient_probe import first_weights
 from runbook.accounts.first_weights import Group, first_weights_account, groups_of
-from runbook.folder.launch.shapes import EVENTS, shaped
+from runbook.folder.launch.shapes import shape_of, shaped
 from runbook.records.evidence import RankLog
 from tests.accounts.first_weights import first_weights as rehearsed
 from tests.accounts.launches import honest
@@ -80,7 +80,7 @@ def rows_alike(weight: torch.Tensor) -> None:
 @pytest.mark.parametrize("cfg", [SMOKE, WHOLE], ids=["smoke", "whole"])
 def test_the_trainers_own_model_begins_as_it_has_to(cfg: ModelConfig) -> None:
     told = first_weights(built(cfg))
-    fitted, odd = shaped({"weights": told}, EVENTS["proof"], "proof")
+    fitted, odd = shaped({"weights": told}, shape_of("events")["proof"], "proof")
     assert (fitted["weights"], odd) == (told, [])
     assert problems(cfg, told, told) == []
     assert problems(cfg, rehearsed(env(cfg))) == []

@@ -18,7 +18,7 @@ from runbook.accounts.between_steps import fetch_account
 from runbook.accounts.first_weights import size_account
 from runbook.accounts.gradients import gradient_account
 from runbook.accounts.model import flops_account
-from runbook.folder.launch.shapes import ENV, shaped
+from runbook.folder.launch.shapes import shape_of, shaped
 from tests.accounts.launches import STEPS, Ranks, changed, ending_of, honest, proof_of, steps_of
 
 GIVEN: dict[str, Any] = {
@@ -172,7 +172,7 @@ def test_flops_of_a_token_are_those_of_the_keys_that_it_meets(seq_len: int) -> N
 def test_a_shape_that_is_not_told_is_no_proof(section: str, name: str, odd: object) -> None:
     told = of_model(ModelConfig(vocab_size=256, n_layers=12), 78_404_784)
     told["config"][section][name] = odd
-    fitted, _ = shaped(told, ENV, "env.json")
+    fitted, _ = shaped(told, shape_of("env"), "env.json")
     assert size_account(fitted)
     del told["config"][section]
     assert size_account(told) == ["env.json does not say which shape the model has"]

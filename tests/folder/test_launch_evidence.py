@@ -14,13 +14,14 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsa.contract import is_secret_name
+from nsa.contract import THREAD_VARIABLES, Ceiling, Event, is_secret_name
+from phases.machine.device_changes import DEVICE_COUNTERS
 from runbook.folder.facts import REDACTED, recorded_environment, redact_diff, redact_text
 from runbook.folder.launch import heartbeats_in, whole_number
 from runbook.folder.launch.documents import read_console, read_json_object
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.rank_log import RankLines, read_heartbeats
-from runbook.folder.launch.shapes import Each, Fields, Items, is_count, is_number, is_text, shaped
+from runbook.folder.launch.shapes import shape_of, shaped
 from runbook.launch.watch import RankWatch
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import RankLog
@@ -86,8 +87,7 @@ def test_what_is_damaged_is_named_with_its_file_and_not_read(
     assert read.get(name) is None
 
 
-SHAPE = Fields({"n": is_count, "deep": Fields({"t": is_text}), "each": Each(is_number),
-                "items": Items(is_text)})  # fmt: skip
+SHAPE = {"n": "count", "deep": {"t": "text"}, "each": {"*": "finite"}, "items": ["text"]}
 
 
 @table(__file__, "shapes")
@@ -95,6 +95,14 @@ def test_what_does_not_fit_is_left_out(
     bad: dict[str, Any], kept: dict[str, Any], says: list[str]
 ) -> None:
     assert shaped(bad, SHAPE, "d") == (kept, says)
+
+
+def test_the_shapes_name_what_others_name() -> None:
+    (ranks,), (gpus,) = shape_of("ceilings")["ranks"], shape_of("devices_before")["gpus"]
+    events = shape_of("events")
+    assert set(Ceiling) <= ranks.keys() and events.keys() <= set(Event)
+    assert gpus["counters"].keys() == DEVICE_COUNTERS.keys()
+    assert tuple(events["exit"]["in_force"]["variables"]) == THREAD_VARIABLES
 
 
 def test_a_document_of_up_to_64_mib_is_read(tmp_path: Path) -> None:

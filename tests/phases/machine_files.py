@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from nsa.contract import Ceiling
+from phases.machine.device_changes import DEVICE_COUNTERS
 from runbook.config import Profile
 from runbook.files import utc_text
-from runbook.folder.launch.shapes import DEVICE_COUNTERS
 from runbook.records import Launch
 from tests.phases.trainer import BEGAN_AT, HEALTHY, TOKEN
 

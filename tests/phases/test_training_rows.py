@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from nsa.contract import proof_text
 from phases.training.plausible import differences
-from runbook.folder.launch.shapes import ENV, shaped
+from runbook.folder.launch.shapes import shape_of, shaped
 from runbook.records import LaunchStatus, Outcome
 from runbook.records.evidence import LaunchEvidence
 from tests.phases import answers, builder, spoil, traces, trainer
@@ -173,7 +173,7 @@ def test_a_damaged_result_does_not_hide_the_kernel_that_failed() -> None:
     attention = {"self_test": {"ran": True, "paths": {"varlen": failed, "masked": 5}}}
 
     def change(made: LaunchEvidence) -> LaunchEvidence:
-        kept, problems = shaped({**made.env, "attention": attention}, ENV, "env.json")
+        kept, problems = shaped({**made.env, "attention": attention}, shape_of("env"), "env.json")
         return spoil.parts(env=kept, problems=(*made.problems, *problems))(made)
 
     says(

@@ -30,7 +30,7 @@ from nsa.step.engine import Engine
 from nsa.train import restore
 from nsa.train.checkpoint import Saves, expendable, own_share
 from nsa.train.restore import ReadBack, shared_state
-from runbook.folder.launch.shapes import EVENTS, shaped
+from runbook.folder.launch.shapes import shape_of, shaped
 from tests.train import engines
 from tests.train.conftest import STEPS
 from tests.train.launching import Launch
@@ -203,7 +203,7 @@ def test_why_a_checkpoint_cannot_be_read_back_is_told(tmp_path: Path) -> None:
     told = noted.report(store.folder)
     assert told is not None and told["positions"] is None
     assert told["unreadable"].endswith(f"{METADATA_FILE} names builtins.print")
-    told_shape = EVENTS[Event.EXIT]
+    told_shape = shape_of("events")[Event.EXIT]
     assert shaped({"saved": told}, told_shape, "exit") == ({"saved": told}, [])
 
 

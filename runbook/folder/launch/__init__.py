@@ -58,29 +58,23 @@ class WholeLines:
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[bytes]:
-        buffer, kept = bytearray(2 * _BLOCK_BYTES), 0
-        left, lost = LARGEST_LOG_BYTES, 0
+        torn, left, lost = b"", LARGEST_LOG_BYTES, 0
         with self._path.open("rb", buffering=0) as stream:
-            while size := stream.readinto(memoryview(buffer)[kept:][: min(_BLOCK_BYTES, left)]):
-                left -= size
-                end = kept + size
-                self._digest.update(memoryview(buffer)[kept:end])
-                cut = buffer.rfind(b"\n", kept, end) + 1
-                if cut:
-                    # Of a line that was too long only its end is here.
-                    begin = buffer.find(b"\n", kept, end) + 1 if lost else 0
-                    self.endless += bool(lost)
-                    lost = 0
-                    if begin < cut:
-                        yield bytes(memoryview(buffer)[begin:cut])
-                    buffer[: end - cut] = buffer[cut:end]
-                kept = end - cut
-                if kept > LONGEST_LINE:
-                    lost, kept = lost + kept, 0
-                if len(buffer) < kept + _BLOCK_BYTES:
-                    buffer.extend(bytes(len(buffer)))
+            while block := stream.read(min(_BLOCK_BYTES, left)):
+                left -= len(block)
+                self._digest.update(block)
+                block = torn + block
+                cut = block.rfind(b"\n") + 1
+                whole, torn = block[:cut], block[cut:]
+                if whole and lost:  # of a line that was too long only its end is here
+                    whole = whole[whole.find(b"\n") + 1 :]
+                    self.endless, lost = self.endless + 1, 0
+                if whole:
+                    yield whole
+                if len(torn) > LONGEST_LINE:
+                    torn, lost = b"", lost + len(torn)
             self.unread = 0 if left else max(0, os.fstat(stream.fileno()).st_size - stream.tell())
-        self.torn, self.torn_bytes = bytes(buffer[:kept]), kept + lost
+        self.torn, self.torn_bytes = torn, len(torn) + lost
 
 
 class LineTail:

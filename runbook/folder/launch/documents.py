@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
 from runbook.folder.launch.rows import RowSpec
+from runbook.folder.launch.shapes import shape_of, shaped
 from runbook.records.evidence import JUnitCase, JUnitReport
 
 _CONSOLE_HEAD, _CONSOLE_TAIL = 4_000, 4_000
@@ -51,10 +52,12 @@ def _document(path: Path, problems: list[str]) -> bytes | None:
         return None
 
 
-def read_json_object(path: Path, problems: list[str]) -> tuple[Mapping[str, Any] | None, str]:
+def read_json_object(
+    path: Path, problems: list[str], *, shape: str = ""
+) -> tuple[Mapping[str, Any] | None, str]:
     """Return the JSON object in `path` and its digest; what is wrong is added to `problems`.
 
-    A missing file is `(None, "")` and no problem.
+    A missing file is `(None, "")` and no problem. What does not fit the named shape is left out.
     """
     if not path.is_file():
         return None, ""
@@ -70,6 +73,9 @@ def read_json_object(path: Path, problems: list[str]) -> tuple[Mapping[str, Any]
     if not isinstance(document, dict):
         problems.append(f"{path.name} does not hold a JSON object")
         return None, sha256
+    if shape:
+        document, misfits = shaped(document, shape_of(shape), path.name)
+        problems += misfits
     return document, sha256
 
 

@@ -36,17 +36,6 @@ from runbook.folder.launch.documents import (
 from runbook.folder.launch.own_log import PROCESSES, last_steps, read_own_log
 from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.folder.launch.rows import RowSpec, read_rows
-from runbook.folder.launch.shapes import (
-    AUDIT,
-    CEILINGS,
-    CHECKOUT,
-    DEVICES,
-    ENV,
-    KERNEL_LOG,
-    LOAD,
-    PROFILE,
-    shaped,
-)
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, SetAside, TrainingLog
 
@@ -68,15 +57,15 @@ TRAINING = _spec(contract.TRAINING_COLUMNS, headerless=LEGACY_COLUMNS)
 GATES = _spec(contract.GATES_COLUMNS)
 VAL = _spec(contract.VAL_COLUMNS)
 _DOCUMENTS = {
-    "env": (contract.ENV_JSON, ENV),
-    "audit": (contract.SDPA_AUDIT_JSON, AUDIT),
-    "profile": (contract.PROFILE_JSON, PROFILE),
-    "ceilings": (contract.CEILINGS_JSON, CEILINGS),
-    "devices_before": (DEVICES_BEFORE_JSON, DEVICES),
-    "devices_after": (DEVICES_AFTER_JSON, DEVICES),
-    "kernel_log": (KERNEL_LOG_JSON, KERNEL_LOG),
-    "checkout": (CHECKOUT_JSON, CHECKOUT),
-    "load": (LOAD_JSON, LOAD),
+    "env": contract.ENV_JSON,
+    "audit": contract.SDPA_AUDIT_JSON,
+    "profile": contract.PROFILE_JSON,
+    "ceilings": contract.CEILINGS_JSON,
+    "devices_before": DEVICES_BEFORE_JSON,
+    "devices_after": DEVICES_AFTER_JSON,
+    "kernel_log": KERNEL_LOG_JSON,
+    "checkout": CHECKOUT_JSON,
+    "load": LOAD_JSON,
 }
 _TABLES = (
     ("gates", contract.GATES_CSV, GATES),
@@ -111,12 +100,9 @@ def read_launch(run_root: Path, launch: Launch, result: LaunchResult) -> LaunchE
         problems.extend(f"{log.path}: {problem}" for problem in log.problems)
     if launch.own is not None:
         fields["last_steps"] = last_steps(folder, launch.own, launch.nproc)
-    for key, (name, shape) in _DOCUMENTS.items():
+    for key, name in _DOCUMENTS.items():
         found: list[str] = []
-        document, sha256 = read_json_object(folder / name, found)
-        if document is not None:
-            document, more = shaped(document, shape, name)
-            found += more
+        document, sha256 = read_json_object(folder / name, found, shape=key)
         problems.extend(f"{launch.run_dir}/{text}" for text in found)
         if sha256:
             fields[key] = document

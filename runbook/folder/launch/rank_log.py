@@ -22,7 +22,7 @@ from runbook.folder.launch import (
     whole_number,
 )
 from runbook.folder.launch.documents import name_below
-from runbook.folder.launch.shapes import EVENTS, is_any_number, is_digest, shaped
+from runbook.folder.launch.shapes import is_any_number, is_digest, shape_of, shaped
 from runbook.records.evidence import Effect, RankLog
 
 if TYPE_CHECKING:
@@ -203,8 +203,6 @@ _KEPT_PER_KIND = 4096
 _AT_ONCE = 2048
 # When a step begins to fetch, has its data, was computed once more, and has ended.
 MARKS = (Event.STEP_START, Event.FETCHED, Event.RECOMPUTED, Event.STEP_END)
-# Events that are kept whole.
-_RARE = (Event.EFFECT, *EVENTS)
 # Numbers of a line; ENDED are those of a step's end, and SAID of its report.
 _LINE = ("step", "mono", "ts", "pid")
 _WHOLE = ("step", "pid")
@@ -299,7 +297,7 @@ class RankLines:
             for name in names:
                 self._parts[name].append(self._numbers(name, *own))
         self.data += self._digests(*ended)
-        for record, line in zip(*of(*_RARE), strict=True):
+        for record, line in zip(*of(Event.EFFECT, *shape_of("events")), strict=True):
             self._keep(record, line)
         return number
 
@@ -348,7 +346,7 @@ class RankLines:
             if len(self.effects) < _KEPT_PER_KIND:
                 self.effects.append(_effect(record, self.rank))
             return
-        fitted, problems = shaped(record, EVENTS[event], event)
+        fitted, problems = shaped(record, shape_of("events")[event], event)
         for problem in problems:
             self._complain(problem, line)
         kept = self.kept.setdefault(event, [])

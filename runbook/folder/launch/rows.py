@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +82,7 @@ class _Reader:
         import pandas as pd
 
         wanted, header = self._wanted(), ",".join(self.columns)
-        readers = [(self.columns.index(name), self._reader(name)) for name in wanted]
+        places = [(self.columns.index(name), name) for name in wanted]
         rows: list[list[float | str]] = []
         for line in block.decode("utf-8", "replace").split("\n")[:-1]:
             text = line.rstrip("\r")
@@ -96,7 +95,7 @@ class _Reader:
                 self.bad_rows += 1
             else:
                 try:
-                    rows.append([read(fields[place]) for place, read in readers])
+                    rows.append([self._value(name, fields[place]) for place, name in places])
                 except ValueError:
                     self.bad_rows += 1
         return pd.DataFrame(dict(zip(wanted, zip(*rows, strict=True), strict=False)))
@@ -113,7 +112,7 @@ class _Reader:
             elif self.spec.complete and (lacking := set(self.spec.columns) - set(names)):
                 self.unreadable = f"the header lacks: {', '.join(sorted(lacking))}"
             return rest
-        if len(names) == len(self.spec.headerless) and _is_number(names[0]):
+        if len(names) == len(self.spec.headerless) and names[0].isdecimal():
             self.columns, self.legacy = self.spec.headerless, True
             return block
         self.unreadable = (
@@ -155,13 +154,18 @@ class _Reader:
                 return None
         return frame
 
-    def _reader(self, name: str) -> Callable[[str], float | str]:
-        """What makes a cell of this column a value, or raises ValueError."""
+    def _value(self, name: str, cell: str) -> float | str:
+        """What a cell of this column holds, NaN and infinities included. Raises ValueError."""
         if name in self.spec.text:
-            return str
-        if name in self.spec.whole:
-            return _whole
-        return _number if name in self.spec.filled else _number_or_nothing
+            return cell
+        if not cell.strip() and name not in self.spec.filled | self.spec.whole:
+            return math.nan
+        if "_" in cell:  # Python reads 1_000 as a number; no trainer writes that
+            raise ValueError(cell)
+        number = float(cell)
+        if name in self.spec.whole and not _all_whole(number):
+            raise ValueError(cell)
+        return number
 
     def damage(self) -> list[str]:
         """What is wrong with the rows that were taken."""
@@ -218,35 +222,8 @@ def _all_plain(block: bytes, columns: int) -> bool:
     return bool(said[:, -1].all()) and not said[:, :-1].any()
 
 
-def _all_whole(values: npt.NDArray[np.float64]) -> bool:
+def _all_whole(values: npt.NDArray[np.float64] | float) -> bool:
     """Finite, without a fraction, and small enough to be exact in a float64."""
     import numpy as np
 
-    return bool(((np.abs(values) <= _LARGEST_EXACT) & (values == np.floor(values))).all())
-
-
-def _number(cell: str) -> float:
-    """The number in a cell, NaN and infinities included. Raises ValueError."""
-    if "_" in cell:  # Python reads 1_000 as a number; no trainer writes that
-        raise ValueError(cell)
-    return float(cell)
-
-
-def _number_or_nothing(cell: str) -> float:
-    return math.nan if not cell or cell.isspace() else _number(cell)
-
-
-def _whole(cell: str) -> float:
-    """Finite, without a fraction, and small enough to be exact in a float64."""
-    number = _number(cell)
-    if not (abs(number) <= _LARGEST_EXACT and number.is_integer()):
-        raise ValueError(cell)
-    return number
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        _number(cell)
-    except ValueError:
-        return False
-    return True
+    return bool(np.all((np.abs(values) <= _LARGEST_EXACT) & (values == np.floor(values))))

@@ -33,7 +33,6 @@ from runbook.folder import (
 )
 from runbook.folder.facts import redact_text
 from runbook.folder.launch.documents import GPU_SAMPLES
-from runbook.folder.launch.shapes import POWER_FIELDS
 from runbook.machine.gpu import find_nvidia_smi, visible_gpus
 from runbook.machine.kernel_log import slot_of
 from runbook.process import run_tool, start
@@ -181,7 +180,7 @@ def _gpu(index: int, node: ET.Element) -> GpuState:
             "width": _whole(node, f"{link}link_widths/current_link_width"),
             "width_max": _whole(node, f"{link}link_widths/max_link_width"),
         },
-        power=dict(zip(POWER_FIELDS, power, strict=True)),
+        power=dict(zip(("limit_w", "default_w"), power, strict=True)),
         counters=_counters(node),
         clock_events=_clock_events(node),
         sm_max_mhz=_whole(node, "max_clocks/sm_clock"),

@@ -19,7 +19,6 @@ from runbook.folder.launch.documents import name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
 from runbook.folder.launch.rank_log import RankLines, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
-from runbook.folder.launch.shapes import ENV, shaped
 from runbook.records import Launch, LaunchResult, Stop
 from runbook.records.evidence import RankLog, TrainingLog
 from runbook.tools.inspect import (
@@ -120,10 +119,7 @@ def _inspect_one(
     folder: Path, *, root: Path, csv: Path | None
 ) -> tuple[RunDirectory, list[Remark]]:
     problems: list[str] = []
-    env, _ = read_json_object(folder / ENV_JSON, problems)
-    if env is not None:
-        env, misfits = shaped(env, ENV, ENV_JSON)
-        problems += misfits
+    env, _ = read_json_object(folder / ENV_JSON, problems, shape="env")
     launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
     end = _end_of(folder, problems)
     good = _completed(launch, end)
