@@ -366,9 +366,8 @@ def _measured(row: Check) -> str:
 
 def values_before(record: RunRecord) -> dict[str, str]:
     """What the run's profile and its config set, as far as a person changed the config."""
-    env = record.profile_document.get("env")
-    known = env if isinstance(env, Mapping) else {}
-    variables = {n: str(one.get("value")) for n, one in known.items() if isinstance(one, Mapping)}
+    known = record.of_profile("env").items()
+    variables = {n: str(one.get("value")) for n, one in known if isinstance(one, Mapping)}
     return variables | record.config_before
 
 
