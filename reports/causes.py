@@ -138,11 +138,6 @@ class Cause:
         """True if it keeps the run from GO."""
         return any(row.blocks for row in self.rows)
 
-    @property
-    def folded(self) -> tuple[Check, ...]:
-        """The rows after the lead."""
-        return self.rows[1:]
-
 
 def _listed(rows: Sequence[Check]) -> str:
     """`26 checks: a.b, a.c, d.e and 23 more of a, d`."""

@@ -125,6 +125,12 @@ class PhaseRecord(Record):
         return f"{text}, {skipped} skipped" if skipped else text
 
     @property
+    def tally(self) -> str:
+        """`checks: 11 of 15, 9 skipped, FLAKY: run1`."""
+        text = f"checks: {self.passed}" if self.checks else "no checks"
+        return f"{text}, FLAKY: {', '.join(self.flaky)}" if self.flaky else text
+
+    @property
     def unchecked(self) -> tuple[Measurement, ...]:
         """The measurements that none of its checks shows."""
         shown = [check.measurement for check in self.checks]
