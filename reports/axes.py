@@ -120,13 +120,13 @@ def shorten(words: str, width: float) -> str:
     return clean if len(clean) <= most else clean[: most - 1] + "…"
 
 
-def picture(title: str, says: str, height: float, parts: Iterable[Markup]) -> Markup:
-    """The whole drawing, with its name and what it shows in words."""
+def picture(title: str, says: str, bottom: float, parts: Iterable[Markup]) -> Markup:
+    """The whole drawing, with its name and what it shows in words; its axis is at the `bottom`."""
     template = Markup(
         '<svg viewBox="0 0 {} {}" role="img"><title>{}</title><desc>{}</desc>{}</svg>'
     )
     told = one_line(title), one_line(says), Markup("").join(parts)
-    return template.format(_short(WIDTH), _short(height), *told)
+    return template.format(_short(WIDTH), _short(bottom + 34), *told)
 
 
 def _short(value: float) -> str:

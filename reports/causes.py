@@ -138,11 +138,6 @@ class Cause:
         """True if it keeps the run from GO."""
         return any(row.blocks for row in self.rows)
 
-    @property
-    def folded(self) -> tuple[Check, ...]:
-        """The rows after the lead."""
-        return self.rows[1:]
-
 
 def _listed(rows: Sequence[Check]) -> str:
     """`26 checks: a.b, a.c, d.e and 23 more of a, d`."""
@@ -366,9 +361,8 @@ def _measured(row: Check) -> str:
 
 def values_before(record: RunRecord) -> dict[str, str]:
     """What the run's profile and its config set, as far as a person changed the config."""
-    env = record.profile_document.get("env")
-    known = env if isinstance(env, Mapping) else {}
-    variables = {n: str(one.get("value")) for n, one in known.items() if isinstance(one, Mapping)}
+    known = record.of_profile("env").items()
+    variables = {n: str(one.get("value")) for n, one in known if isinstance(one, Mapping)}
     return variables | record.config_before
 
 

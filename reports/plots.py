@@ -8,7 +8,8 @@ dark and paper.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
@@ -60,40 +61,60 @@ _AXES = {
 }
 
 
-class Timeline:
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A drawing, and its caption. `phase` is empty for the whole run.
+
+    `kind` is timeline, interval, or the group of the curves (throughput, loss, memory, tensors,
+    gates); trace where a curve has none. `key`: what each class of the drawing means.
+    """
+
+    kind: str
+    title: str
+    caption: str
+    svg: Markup
+    phase: str = ""
+    key: Sequence[tuple[str, str]] = ()
+
+
+def figures(record: RunRecord) -> tuple[Figure, ...]:
+    """Every picture of the run: first its course, then phase by phase what decided."""
+    of_phases = (one for phase in record.phases for one in _of(phase))
+    return tuple(one for one in (_timeline(record), *of_phases) if one is not None)
+
+
+def _of(phase: PhaseRecord) -> Iterator[Figure | None]:
+    """What decided, and the curves that share a scale; one without a group stands alone."""
+    yield from map(_interval, phase.checks)
+    groups: dict[tuple[str, str], list[Series]] = {}
+    for curve in phase.series:
+        groups.setdefault((curve.group, "" if curve.group else curve.name), []).append(curve)
+    yield from (_traces(phase.name, group, curves) for (group, _), curves in groups.items())
+
+
+def _timeline(record: RunRecord) -> Figure | None:
     """A bar for each phase that ran, from where the one before it ended; thin ones for launches."""
-
-    kind, phase, key = "timeline", "", ()
+    phases = [one for one in record.phases if 0 < one.duration_s < HUGE]
+    if not phases:
+        return None
+    total = sum(phase.duration_s for phase in phases)
+    unit, factor = _unit(total)
+    x = fit([0.0, total / factor], _LEFT, _RIGHT)
+    bottom = 6 + _ROW * len(phases)
+    parts = [line(x(tick), 4, x(tick), bottom, "grid") for tick in x.ticks]
+    begun = 0.0
+    for number, phase in enumerate(phases):
+        parts += _row(phase, begun, x, factor, 6 + _ROW * number)
+        begun += phase.duration_s
+    parts += axis_below(x, bottom, unit)
     title = "Course of the run"
-
-    def __init__(self, record: RunRecord) -> None:
-        self.phases = [one for one in record.phases if 0 < one.duration_s < HUGE]
-        self.empty = not self.phases
-
-    @property
-    def caption(self) -> str:
-        """How long all of it took."""
-        total = duration_text(sum(phase.duration_s for phase in self.phases))
-        return f"{total} in {len(self.phases)} phases; thin bars: launches."
-
-    @property
-    def says(self) -> str:
-        """The picture in words."""
-        return "; ".join(f"{phase.name} {_words(phase)}" for phase in self.phases)
-
-    def svg(self) -> Markup:
-        """The drawing."""
-        total = sum(phase.duration_s for phase in self.phases)
-        unit, factor = _unit(total)
-        x = fit([0.0, total / factor], _LEFT, _RIGHT)
-        bottom = 6 + _ROW * len(self.phases)
-        parts = [line(x(tick), 4, x(tick), bottom, "grid") for tick in x.ticks]
-        begun = 0.0
-        for number, phase in enumerate(self.phases):
-            parts += _row(phase, begun, x, factor, 6 + _ROW * number)
-            begun += phase.duration_s
-        parts += axis_below(x, bottom, unit)
-        return picture(self.title, self.says, bottom + 34, parts)
+    says = "; ".join(f"{phase.name} {_words(phase)}" for phase in phases)
+    return Figure(
+        kind="timeline",
+        title=title,
+        caption=f"{duration_text(total)} in {len(phases)} phases; thin bars: launches.",
+        svg=picture(title, says, bottom, parts),
+    )
 
 
 def _row(phase: PhaseRecord, begun: float, x: Scale, factor: float, top: float) -> Iterator[Markup]:
@@ -140,64 +161,45 @@ def _unit(seconds: float) -> tuple[str, float]:
     return ("minutes", 60.0) if seconds < 4 * 3600 else ("hours", 3600.0)
 
 
-class Interval:
+def _interval(check: Check) -> Figure | None:
     """One check: its estimate and interval, and the level that it is held against.
 
-    A ratio without a limit is held against 1.
+    None where it has no interval, or nothing to hold it against.
     """
+    measured, level = check.measurement, _level(check)
+    if measured is None or measured.interval is None or level is None:
+        return None
+    values = (*measured.interval, measured.value)
+    held = [one for one in values if isinstance(one, float) and drawable(one)]
+    if len(held) < len(values):
+        return None
+    low, high, estimate = held
+    near = close_by([level.value], held, _FAR)
+    x = fit([*held, *near], _FROM, _TO)
+    words = level.label if near else f"{level.label} (off this scale)"
+    parts = [line(x(tick), _TOP, x(tick), _BOTTOM, "grid") for tick in x.ticks]
+    parts.append(text(_FROM, 12, shorten(words, _TO - _FROM)))
+    parts += [line(x(at), _TOP, x(at), _BOTTOM, "limit") for at in near]
+    parts += [line(x(low), _BAR, x(high), _BAR, "spread"), dot(x(estimate), _BAR, 4)]
+    parts += axis_below(x, _BOTTOM, _AXES.get(measured.unit, measured.unit))
+    title = f"{check.id}: {check.outcome}"
+    source = f"(dot and bar: estimate and interval, from {measured.where})"
+    return Figure(
+        kind="interval",
+        phase=check.phase,
+        title=title,
+        caption=one_line(f"{check.reason} {source}"),
+        svg=picture(title, f"{value_text(measured)}; {level.label}", _BOTTOM, parts),
+    )
 
-    kind, key = "interval", ()
 
-    def __init__(self, check: Check) -> None:
-        self.check = check
-        self.measured = measured = check.measurement
-        self.phase, self.title = check.phase, f"{check.id}: {check.outcome}"
-        limit = check.limit
-        self.level: Mark | None = None
-        if isinstance(limit, float) and not isinstance(limit, bool):
-            self.level = Mark(label=f"limit {limit_text(check)}", value=limit)
-        elif limit is None and measured and measured.unit == "ratio":
-            self.level = Mark(label="equal: 1", value=1.0)
-        held = [*(measured.interval or ()), measured.value] if measured else []
-        self.held = [one for one in held if isinstance(one, float) and drawable(one)]
-
-    @property
-    def empty(self) -> bool:
-        """True where the check has no interval, or nothing to hold it against."""
-        return self.level is None or len(self.held) < 3
-
-    @property
-    def caption(self) -> str:
-        """What the check says of it, and from which files."""
-        where = self.measured.where if self.measured else ""
-        return one_line(f"{self.check.reason} (dot and bar: estimate and interval, from {where})")
-
-    @property
-    def says(self) -> str:
-        """The picture in words."""
-        words = [value_text(self.measured)] if self.measured else []
-        return "; ".join([*words, *([self.level.label] if self.level else [])])
-
-    def svg(self) -> Markup:
-        """The drawing."""
-        low, high, estimate = self.held
-        near = close_by([self.level.value] if self.level else [], self.held, _FAR)
-        x = fit([*self.held, *near], _FROM, _TO)
-        unit = self.measured.unit if self.measured else ""
-        parts = [line(x(tick), _TOP, x(tick), _BOTTOM, "grid") for tick in x.ticks]
-        parts += self._level(x, near)
-        parts.append(line(x(low), _BAR, x(high), _BAR, "spread"))
-        parts.append(dot(x(estimate), _BAR, 4))
-        parts += axis_below(x, _BOTTOM, _AXES.get(unit, unit))
-        return picture(self.title, self.says, _BOTTOM + 34, parts)
-
-    def _level(self, x: Scale, near: list[float]) -> Iterator[Markup]:
-        if self.level is None:
-            return
-        off = "" if near else " (off this scale)"
-        yield text(_FROM, 12, shorten(self.level.label + off, _TO - _FROM))
-        for at in near:
-            yield line(x(at), _TOP, x(at), _BOTTOM, "limit")
+def _level(check: Check) -> Mark | None:
+    """What it is held against: its limit, or 1 for a ratio that has none."""
+    if isinstance(check.limit, float):
+        return Mark(label=f"limit {limit_text(check)}", value=check.limit)
+    if check.limit is None and check.measurement and check.measurement.unit == "ratio":
+        return Mark(label="equal: 1", value=1.0)
+    return None
 
 
 _AXIS, _EDGE = 46.0, WIDTH - 10.0
@@ -212,88 +214,76 @@ _TITLES = {
 }
 
 
-class Traces:
-    """The curves of one group; the fourth and all after it look alike."""
+def _traces(phase: str, group: str, curves: Sequence[Series]) -> Figure | None:
+    """The curves of one group; None where none has two points that can be drawn."""
+    if all(len(_counted(curve)) < 2 for curve in curves):
+        return None
+    unit, held = curves[0].unit, [y for curve in curves for _, y in _counted(curve)]
+    limits = dict.fromkeys(mark for curve in curves for mark in curve.limits)
+    told = {mark: f"{mark.label}: {plain_number(mark.value)} {unit}".rstrip() for mark in limits}
+    levels = close_by([mark.value for mark in limits], held, _FAR_LIMIT)
+    near = {mark: words for mark, words in told.items() if mark.value in levels}
+    far = "; ".join(words for mark, words in told.items() if mark not in near)
+    title = one_line(_TITLES.get(group) or group or curves[0].name)
+    says = [*map(_in_words, curves), *([f"Limits: {'; '.join(told.values())}"] if told else [])]
+    return Figure(
+        kind=group or "trace",
+        phase=phase,
+        title=title,
+        caption=_readings(curves, f" Too far away to draw: {far}." if far else ""),
+        svg=picture(title, ". ".join(says), _CEILING + _HEIGHT, _panel(curves, held, near)),
+        key=_key(curves),
+    )
 
-    def __init__(self, phase: str, group: str, curves: Sequence[Series]) -> None:
-        self.phase, self.kind = phase, group or "trace"
-        self.curves = curves
-        self.unit = curves[0].unit
-        self.title = one_line(_TITLES.get(group) or group or curves[0].name)
-        self._held = [y for curve in curves for _, y in _counted(curve)]
-        self.limits = list(dict.fromkeys(mark for curve in curves for mark in curve.limits))
-        near = set(close_by([mark.value for mark in self.limits], self._held, _FAR_LIMIT))
-        self._near = [mark for mark in self.limits if mark.value in near]
 
-    @property
-    def empty(self) -> bool:
-        """True where no curve has two points that can be drawn."""
-        return all(len(_counted(curve)) < 2 for curve in self.curves)
+def _panel(
+    curves: Sequence[Series], held: Sequence[float], limits: Mapping[Mark, str]
+) -> Iterator[Markup]:
+    """The curves over their steps, and the limits that are near; the fourth and all after it look
+    alike.
+    """
+    top, bottom, unit = _CEILING, _CEILING + _HEIGHT, curves[0].unit
+    x = fit([x for curve in curves for x, _ in curve.points], _AXIS, _EDGE, ticks=5)
+    # A share is read against nothing and all of it.
+    whole = [0.0, 1.0] if unit == "share" and all(0 <= y <= 1 for y in held) else []
+    y = fit([*held, *(mark.value for mark in limits), *whole], bottom, top)
+    yield text(2, top - 10, unit)
+    for span, kind in _shades(curves):
+        left, right = x(span.first_step), x(span.last_step)
+        yield box(left, top, max(right - left, 1.0), _HEIGHT, kind)
+    yield from axis_left(y, _AXIS, _EDGE)
+    for place, curve in enumerate(curves):
+        yield trace(curve.points, x, y, CURVES[min(place, len(CURVES) - 1)])
+    for mark, words in limits.items():
+        at = y(mark.value)
+        yield line(_AXIS, at, _EDGE, at, "limit")
+        yield text(_EDGE - 2, at - 3, shorten(words, _EDGE - _AXIS - 4), anchor="end")
+    yield from axis_below(x, bottom, curves[0].x_label)
 
-    @property
-    def caption(self) -> str:
-        """How many points there are, in which files, and the limits that are not drawn."""
-        counts = sorted({curve.n for curve in self.curves})
-        each = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
-        paths = list(dict.fromkeys(curve.path for curve in self.curves))
-        far = "; ".join(self._words(mark) for mark in self.limits if mark not in self._near)
-        left_out = f" Too far away to draw: {far}." if far else ""
-        return one_line(f"{each} readings, in {listed(paths, 1)}.{left_out}")
 
-    @property
-    def says(self) -> str:
-        """The picture in words."""
-        limits = "; ".join(map(self._words, self.limits))
-        told = [_in_words(curve) for curve in self.curves]
-        return ". ".join([*told, f"Limits: {limits}"] if limits else told)
+def _readings(curves: Sequence[Series], left_out: str) -> str:
+    """How many points there are, in which files, and what is not drawn."""
+    counts = sorted({curve.n for curve in curves})
+    each = " to ".join(str(n) for n in dict.fromkeys((counts[0], counts[-1])))
+    paths = list(dict.fromkeys(curve.path for curve in curves))
+    return one_line(f"{each} readings, in {listed(paths, 1)}.{left_out}")
 
-    def svg(self) -> Markup:
-        """The drawing."""
-        top, bottom = _CEILING, _CEILING + _HEIGHT
-        steps = [x for curve in self.curves for x, _ in curve.points]
-        x = fit(steps, _AXIS, _EDGE, ticks=5)
-        # A share is read against nothing and all of it.
-        whole = [0.0, 1.0] if self.unit == "share" and all(0 <= y <= 1 for y in self._held) else []
-        y = fit([*self._held, *(mark.value for mark in self._near), *whole], bottom, top)
-        parts = [text(2, top - 10, self.unit)]
-        for span, kind in self._shades():
-            left, right = x(span.first_step), x(span.last_step)
-            parts.append(box(left, top, max(right - left, 1.0), _HEIGHT, kind))
-        parts += axis_left(y, _AXIS, _EDGE)
-        parts += [
-            trace(curve.points, x, y, kind)
-            for kind, curve in zip(self._kinds(), self.curves, strict=True)
-        ]
-        for mark in self._near:
-            at = y(mark.value)
-            words = shorten(self._words(mark), _EDGE - _AXIS - 4)
-            parts.append(line(_AXIS, at, _EDGE, at, "limit"))
-            parts.append(text(_EDGE - 2, at - 3, words, anchor="end"))
-        parts += axis_below(x, bottom, self.curves[0].x_label)
-        return picture(self.title, self.says, bottom + 34, parts)
 
-    def _words(self, mark: Mark) -> str:
-        return f"{mark.label}: {plain_number(mark.value)} {self.unit}".rstrip()
+def _shades(curves: Sequence[Series]) -> Iterator[tuple[Window, str]]:
+    """Warm-up and window of the first curve that has one."""
+    for kind, name in (("shade-warmup", "warmup"), ("shade", "window")):
+        spans = [span for curve in curves if (span := getattr(curve, name))]
+        yield from ((span, kind) for span in spans[:1])
 
-    def _shades(self) -> Iterator[tuple[Window, str]]:
-        """Warm-up and window of the first curve that has one."""
-        for kind, name in (("shade-warmup", "warmup"), ("shade", "window")):
-            spans = [span for curve in self.curves if (span := getattr(curve, name))]
-            yield from ((span, kind) for span in spans[:1])
 
-    def _kinds(self) -> list[str]:
-        last = len(CURVES) - 1
-        return [CURVES[min(place, last)] for place in range(len(self.curves))]
-
-    @property
-    def key(self) -> list[tuple[str, str]]:
-        """What each class of the drawing means."""
-        words = {"shade-warmup": "warm-up, counts in nothing", "shade": "last 50 steps"}
-        shades = [(kind, words[kind]) for _, kind in self._shades()]
-        labels = [_label(curve) for curve in self.curves]
-        if len(labels) > len(CURVES):
-            labels[len(CURVES) - 1 :] = [f"{len(labels) - len(CURVES) + 1} others"]
-        return [*(zip(CURVES, labels, strict=False) if len(labels) > 1 else ()), *shades]
+def _key(curves: Sequence[Series]) -> list[tuple[str, str]]:
+    """What each class of the drawing means."""
+    words = {"shade-warmup": "warm-up, counts in nothing", "shade": "last 50 steps"}
+    shades = [(kind, words[kind]) for _, kind in _shades(curves)]
+    labels = [_label(curve) for curve in curves]
+    if len(labels) > len(CURVES):
+        labels[len(CURVES) - 1 :] = [f"{len(labels) - len(CURVES) + 1} others"]
+    return [*(zip(CURVES, labels, strict=False) if len(labels) > 1 else ()), *shades]
 
 
 def _counted(curve: Series) -> list[tuple[float, float]]:

@@ -73,7 +73,7 @@ def _phases(view: ReportView) -> Iterator[RenderableType]:
         (
             f" {_place(phase, asked_for):>{2 * len(total) + 1}} {one_line(phase.name)}",
             f"{phase.outcome.value:<12}",
-            _facts(phase),
+            "not asked for" if phase.left_out else one_line(phase.tally),
             duration_text(phase.duration_s),
         )
         for phase in view.phases
@@ -89,15 +89,6 @@ def _asked_for(view: ReportView) -> list[PhaseRecord]:
 
 def _place(phase: PhaseRecord, asked_for: Sequence[PhaseRecord]) -> str:
     return f"{asked_for.index(phase) + 1}/{len(asked_for)}" if phase in asked_for else "-"
-
-
-def _facts(phase: PhaseRecord) -> str:
-    if not phase.checks:
-        return "no checks"
-    if phase.left_out:
-        return "not asked for"
-    flaky = f", FLAKY: {one_line(', '.join(phase.flaky))}" if phase.flaky else ""
-    return f"checks: {phase.passed}{flaky}"
 
 
 def _acceptance(view: ReportView) -> Iterator[RenderableType]:
@@ -171,7 +162,7 @@ def _whole_cause(cause: Cause, screen: Screen, *, word: str) -> Iterator[Rendera
         typed = one_line(with_program(screen.typed(text), screen.program))
         if name in ("next", "rerun"):
             yield whole(f"    {word if name == 'next' else name:<5}  {typed}")
-        elif name != "rows" or cause.folded:
+        elif name != "rows" or len(cause.rows) > 1:
             yield _told(typed, name)
 
 

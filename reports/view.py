@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from reports.causes import Cause, causes_of, without
@@ -54,18 +54,12 @@ def permit_of(record: RunRecord) -> Permit:
     return Permit(says=_approved(record), qualified=_qualified(record), valid_for=_valid(record))
 
 
-def _on_cpu(record: RunRecord) -> bool:
-    hardware = record.profile_document.get("hardware")
-    return isinstance(hardware, Mapping) and hardware.get("device") == "cpu"
-
-
 def _approved(record: RunRecord) -> str:
     """What a GO of this machine permits and what it does not."""
-    document = record.profile_document
     floor = any(name.endswith(".throughput") for name in record.required)
-    judged = bool(document.get("throughput_gated", True)) and floor
+    judged = bool(record.profile_document.get("throughput_gated", True)) and floor
     speed = "" if judged else "Speed was not judged. "
-    if _on_cpu(record):
+    if record.of_profile("hardware").get("device") == "cpu":
         return f"The code works on this CPU. {speed}This approves no run on GPUs."
     may = "The production run may start on this machine with this configuration."
     return f"{speed}{may}"

@@ -63,14 +63,6 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, "expected a value, not ''")
         return super()._get_values(action, arg_strings)
 
-    def add_short_forms(self) -> None:
-        """Give every option of SHORT_FORMS that this command has its one letter."""
-        for long, short in SHORT_FORMS.items():
-            action = self._option_string_actions.get(long)
-            if action is not None:
-                action.option_strings = [short, *action.option_strings]
-                self._option_string_actions[short] = action
-
     def take(self, other: CommandParser, without: Sequence[str] = ()) -> None:
         """Give it the options of another one that it lacks, in groups of the same titles."""
         groups = {group.title: group for group in self._action_groups}
@@ -120,7 +112,6 @@ class Command:
             --quiet  no progress on stderr
             --no-color  no colors (same as NO_COLOR=1)"""
         option_table(texts)(group)
-        parser.add_short_forms()
         return parser
 
 
@@ -245,7 +236,8 @@ def option_table(table: str, **given: object) -> Arguments:
                 more = {"type" if callable(more) else "default": more}
             said = {"help": " ".join(text.split())} if text else {}
             all_of_it = {**_of_value(value), **_SHARED.get(name, {}), **said, **more}
-            parser.add_argument(flag, **all_of_it)
+            names = (SHORT_FORMS[flag], flag) if flag in SHORT_FORMS else (flag,)
+            parser.add_argument(*names, **all_of_it)
 
     return add
 

@@ -8,7 +8,7 @@ files are kept beside the new ones, so that a failure that went away is still se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from nsa.contract import HEARTBEATS, checkpoint_step
@@ -222,8 +222,7 @@ _ACCIDENTS = (
 
 def follows_plan(record: RunRecord) -> bool:
     """Is it a run of phases of which each starts only behind the one before?"""
-    plan = record.profile_document.get("plan")
-    return isinstance(plan, Mapping) and bool(plan.get("stops"))
+    return bool(record.of_profile("plan").get("stops"))
 
 
 def left_open(record: RunRecord) -> list[str]:

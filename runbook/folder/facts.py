@@ -25,7 +25,7 @@ from nsa.toggles import PREFIX
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic
 from runbook.folder import ACCEPTED_JSON, DEVICES_BEFORE_JSON
-from runbook.folder.launch.documents import json_object, read_json_object
+from runbook.folder.launch.documents import read_json_object
 from runbook.records.evidence import AcceptedRuns, Fact
 from runbook.records.measurement import first_problem
 
@@ -128,7 +128,8 @@ def device_facts(devices: Mapping[str, Any] | None) -> Facts:
 
 def launch_facts(folder: Path) -> Facts | None:
     """What the launch in this folder ran on and with; None without an env.json that can be read."""
-    env, devices = (json_object(folder / name) for name in (ENV_JSON, DEVICES_BEFORE_JSON))
+    env, _ = read_json_object(folder / ENV_JSON, [], shape="env")
+    devices, _ = read_json_object(folder / DEVICES_BEFORE_JSON, [], shape="devices_before")
     return env_facts(env) | device_facts(devices) if env else None
 
 

@@ -8,7 +8,7 @@ experiment.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -125,6 +125,12 @@ class PhaseRecord(Record):
         return f"{text}, {skipped} skipped" if skipped else text
 
     @property
+    def tally(self) -> str:
+        """`checks: 11 of 15, 9 skipped, FLAKY: run1`."""
+        text = f"checks: {self.passed}" if self.checks else "no checks"
+        return f"{text}, FLAKY: {', '.join(self.flaky)}" if self.flaky else text
+
+    @property
     def unchecked(self) -> tuple[Measurement, ...]:
         """The measurements that none of its checks shows."""
         shown = [check.measurement for check in self.checks]
@@ -183,6 +189,13 @@ class RunRecord(Record):
     def of_own_trainer(self) -> bool:
         """Was it of a trainer of one's own, without the trainer's contract?"""
         return bool(self.profile_document.get("own_trainer"))
+
+    def of_profile(self, *names: str) -> Mapping[str, Any]:
+        """A part of the profile's document, by the keys that lead to it; empty if it has none."""
+        found: object = self.profile_document
+        for name in names:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) else {}
 
     def left_out(self) -> tuple[str, ...]:
         """The required checks whose phases were not asked for."""

@@ -241,7 +241,7 @@ def training(pulse: Pulse, *, launch: str = "run1", attempt: int = 1) -> Progres
     progress.enter("2/9", "baseline", 30.0)
     progress.start(launch, attempt, 300, 32.0)
     for step in range(1, 121):
-        progress.advance(step, 300, 8000.0 + step)
+        progress.step, progress.total, progress.rate = step, 300, 8000.0 + step
     progress.pulse = pulse
     progress.forecast = Forecast(done_s=40.0, share=0.349, left_s=102.0)
     return progress

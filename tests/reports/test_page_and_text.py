@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from phases.stage import TrainingStage
-from reports.pages import KEYS, TABLE_PHASES, Figure, figures, key_numbers
+from reports.numbers import KEYS, key_numbers
+from reports.pages import TABLE_PHASES
+from reports.plots import Figure, figures
 from reports.text import html_told, markdown_told
 from reports.view import build_view
 from runbook.config import registry
@@ -219,7 +221,7 @@ QUICK = settings(deadline=None, max_examples=60)
 def assert_sound(drawn: Sequence[Figure]) -> None:
     """Well-formed, named, without colours of its own, and nothing outside of the picture."""
     for figure in drawn:
-        root = ElementTree.fromstring(str(figure.svg()))
+        root = ElementTree.fromstring(figure.svg)
         width, height = map(float, root.attrib["viewBox"].split()[2:])
         assert root.get("role") == "img" and root[0].tag == "title" and root.findtext("desc")
         for node in root.iter():

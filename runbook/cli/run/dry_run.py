@@ -16,7 +16,7 @@ from runbook.console import Console
 from runbook.engine.plan.prepare import Needs, needs_of
 from runbook.engine.plan.progress import Estimate, estimate, pace_of_the_go
 from runbook.engine.scope import departures
-from runbook.errors import how_many
+from runbook.errors import how_many, in_one_line
 from runbook.files import page
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
@@ -34,11 +34,11 @@ Estimator = Callable[["Launch"], Estimate]
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:
     """Print the plan; start, write and judge nothing."""
-    plan, estimator, needs = args.setup.plan(), _estimator(args.setup), needs_of(args.setup)
+    said = args.setup.plan(), args, _estimator(args.setup), needs_of(args.setup)
     if args.json:
-        console.json_document(_document(plan, args, estimator, needs))
+        console.json_document(_document(*said))
     else:
-        _print(console, plan, args, estimator, needs)
+        console.page("\n".join(_lines(*said)))
     return 0
 
 
@@ -53,29 +53,31 @@ def times(args: argparse.Namespace) -> Iterator[str]:
     return _overview(args.setup.plan(), _estimator(args.setup), args.setup)
 
 
-def _print(
-    console: Console, plan: Plan, args: argparse.Namespace, estimator: Estimator, needs: Needs
-) -> None:
-    for text in _head(args, needs):
-        console.result(f"# {text}")
+def _lines(
+    plan: Plan, args: argparse.Namespace, estimator: Estimator, needs: Needs
+) -> Iterator[str]:
+    """The whole answer: every command stands between comments, so that all of it can be pasted."""
+    yield from map(_comment, _head(args, needs))
     for index, (phase, launches) in enumerate(plan, start=1):
-        console.result("")
-        console.result(f"# {index}/{len(plan)} {phase.name}: {phase.question}")
-        console.result(f"#   source  {phase.source}")
-        for line in _feeding(phase, plan):
-            console.result(f"#   {line}")
-        if phase.collects:
-            console.result(
-                "#   collects facts about the checkout, torch, GPUs, disk, ports and processes"
-            )
+        yield ""
+        yield _comment(f"{index}/{len(plan)} {phase.name}: {phase.question}")
+        yield from (_comment(f"  {text}") for text in _of_phase(phase, plan))
         if not launches:
-            console.result(f"#   starts no process{_why_none(phase, args.setup)}")
-        _print_launches(console, launches, args, estimator)
-    console.result("")
-    for line in _overview(plan, estimator, args.setup):
-        console.result(f"# {line}")
+            yield _comment(f"  starts no process{_why_none(phase, args.setup)}")
+        groups = _alike(launches)
+        if list(launches) != [launch for group in groups for launch in group]:
+            yield _comment("  the commands take turns")
+        for alike in groups:
+            yield from (_comment(f"  {text}") for text in _of_launches(alike, estimator))
+            yield _command(alike[0], args.setup)
+    yield ""
+    yield from map(_comment, _overview(plan, estimator, args.setup))
     if refused := refusals(args, needs):
-        console.result(f"# this would be refused ({len(refused)} above)")
+        yield _comment(f"this would be refused ({len(refused)} above)")
+
+
+def _comment(text: str) -> str:
+    return in_one_line(f"# {text}")
 
 
 def _why_none(phase: Phase, setup: Setup) -> str:
@@ -84,16 +86,6 @@ def _why_none(phase: Phase, setup: Setup) -> str:
     if not why and setup.profile.own_trainer and not phase.collects:
         why = f"all that it asks needs the trainer's contract ({page('trainer-contract')})"
     return f": {why}" if why else ""
-
-
-def _print_launches(
-    console: Console, launches: Sequence[Launch], args: argparse.Namespace, estimator: Estimator
-) -> None:
-    groups = _alike(launches)
-    if list(launches) != [launch for group in groups for launch in group]:
-        console.result("#   the commands take turns")
-    for alike in groups:
-        _print_alike(console, alike, estimator(alike[0]), args.setup)
 
 
 def _overview(plan: Plan, estimator: Estimator, setup: Setup) -> Iterator[str]:
@@ -155,36 +147,32 @@ def _command(launch: Launch, setup: Setup) -> str:
     return launcher(setup.options.launcher).printed(launch, setup)
 
 
-def _print_alike(
-    console: Console, alike: Sequence[Launch], estimate: Estimate, setup: Setup
-) -> None:
-    """The command once, and how often and under which names it runs."""
+def _of_launches(alike: Sequence[Launch], estimator: Estimator) -> Iterator[str]:
+    """What a command that is told once is for, and how often and under which names it runs."""
     launch, others = alike[0], alike[1:]
-    purpose = f": {launch.purpose}" if launch.purpose else ""
-    console.result(f"#   {launch.name}{purpose}")
+    yield f"{launch.name}: {launch.purpose}" if launch.purpose else launch.name
     if others:
         last = f" to {others[-1].name}" if len(others) > 1 else ""
         asked = sum(one.conditional for one in others)
         needed = f", {asked} of them only if they are needed" if asked else ""
         again = "again" if len(others) == 1 else f"{len(others)} times more"
-        console.result(f"#   {again}: {others[0].name}{last}{needed}")
-    console.result(f"#   {estimate.text}; stopped after {duration_text(launch.timeout_s)}")
-    for note in pasteable(launch).notes:
-        console.result(f"#   {note}")
-    console.page(_command(launch, setup))
+        yield f"{again}: {others[0].name}{last}{needed}"
+    yield f"{estimator(launch).text}; stopped after {duration_text(launch.timeout_s)}"
+    yield from pasteable(launch).notes
 
 
-def _feeding(phase: Phase, plan: Plan) -> list[str]:
-    """What this phase takes from others, and which others take from it."""
+def _of_phase(phase: Phase, plan: Plan) -> Iterator[str]:
+    """Its source, what it takes from others, and which others take from it."""
     running = {other.name for other, _ in plan}
-    lines = []
+    yield f"source  {phase.source}"
     if taken := [name for name in phase.reads if name in running]:
-        lines.append(f"uses    {', '.join(taken)} (what it chose or measured)")
+        yield f"uses    {', '.join(taken)} (what it chose or measured)"
     if absent := [name for name in phase.reads if name not in running]:
-        lines.append(f"without {', '.join(absent)} (not in this run)")
+        yield f"without {', '.join(absent)} (not in this run)"
     if readers := [other.name for other, _ in plan if phase.name in other.reads]:
-        lines.append(f"feeds   {', '.join(readers)}")
-    return lines
+        yield f"feeds   {', '.join(readers)}"
+    if phase.collects:
+        yield "collects facts about the checkout, torch, GPUs, disk, ports and processes"
 
 
 def _total(plan: Plan, estimator: Estimator, setup: Setup) -> str:

@@ -131,7 +131,8 @@ class TextObserver(RunView):
         """Remember the step."""
         del launch
         with self._lock:
-            self._progress.advance(step, total, toks_per_s)
+            self._progress.step, self._progress.total = step, total
+            self._progress.rate = toks_per_s
 
     def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
         """Remember who lives and who is silent."""
@@ -201,12 +202,10 @@ class TextObserver(RunView):
 
 def headline(record: PhaseRecord) -> str:
     """A throughput with sample size and limit if one was measured, and the passed checks."""
-    count = f"checks: {record.passed}" if record.checks else "no checks"
-    count += f", FLAKY: {', '.join(record.flaky)}" if record.flaky else ""
     for check in record.checks:
         if check.measurement is not None and check.measurement.unit == TOKENS_PER_SECOND:
-            return f"{_rate(check, check.measurement)}  {count}"
-    return count
+            return f"{_rate(check, check.measurement)}  {record.tally}"
+    return record.tally
 
 
 def _rate(check: Check, measured: Measurement) -> str:
@@ -274,15 +273,12 @@ class Progress:
         self.launch, self.attempt, self.since = launch, attempt, now
         self.step, self.total, self.rate, self.pulse = 0, steps, None, Pulse()
 
-    def advance(self, step: int, total: int, rate: float | None) -> None:
-        """The launch has done a step."""
-        self.step, self.total, self.rate = step, total, rate
-
     @property
     def where(self) -> str:
-        """`2/9 baseline/run1`."""
+        """`2/9 baseline/run1  (attempt 2)`; without the attempt, if it is the first."""
         launch = f"/{self.launch}" if self.launch else ""
-        return f"{self.place.strip()} {self.phase}{launch}".strip()
+        again = f"  (attempt {self.attempt})" if launch and self.attempt > 1 else ""
+        return f"{self.place.strip()} {self.phase}{launch}{again}".strip()
 
     def left_text(self, now: float) -> str:
         """`1 min 40 s left`, or an empty text where nothing is known."""
@@ -305,29 +301,16 @@ class Progress:
             words.append(f"{word}, {duration_text(round(self.pulse.busy_s))}")
         elif not step:
             words.append(f"running, {duration_text(round(now - self.since))}")
-        elif self._all_ended:
+        elif self.pulse.wanted and not self.pulse.alive:
             words.append("ending")
-        elif self._moving and self.rate is not None:
+        elif self.rate is not None and not self.pulse.silent:
             words.append(f"{self.rate:,.0f} {TOKENS_PER_SECOND}")
         return words
-
-    @property
-    def _all_ended(self) -> bool:
-        return bool(self.pulse.wanted) and not self.pulse.alive
-
-    @property
-    def _moving(self) -> bool:
-        return not (self.pulse.silent or self.pulse.busy or self._all_ended)
 
     @property
     def ranks(self) -> str:
         """`ranks 2/2`, empty for a launch without heartbeats."""
         return f"ranks {self.pulse.alive}/{self.pulse.wanted}" if self.pulse.wanted else ""
-
-    @property
-    def again(self) -> str:
-        """`(attempt 2)`, empty for the first one."""
-        return f"(attempt {self.attempt})" if self.launch and self.attempt > 1 else ""
 
     def screen(self, now: float) -> tuple[RenderableType, ...]:
         """For a terminal: the run, how far it is, and what runs now."""
@@ -336,7 +319,7 @@ class Progress:
         share = self.forecast.share if self.forecast else 0.0
         so_far = f"{duration_text(round(now - self.began))} so far"
         return (
-            _joined(self.where, self.again, percent(share), self.left_text(now), so_far),
+            _joined(self.where, percent(share), self.left_text(now), so_far),
             ProgressBar(total=1.0, completed=min(share, _MOST), width=_BAR),
             _joined(*self.doing(now), self.ranks),
         )
@@ -344,7 +327,7 @@ class Progress:
     def line(self, now: float) -> str:
         """All of it on one line, for a pipe."""
         share = percent(self.forecast.share) if self.forecast else ""
-        words = (self.where, self.again, *self.doing(now), self.ranks, share, self.left_text(now))
+        words = (self.where, *self.doing(now), self.ranks, share, self.left_text(now))
         return _joined(*words)
 
 

@@ -70,17 +70,16 @@ def less_than_asked(record: RunRecord, profile: Profile, steps_scale: float) -> 
 
 def other_devices(record: RunRecord, profile: Profile) -> str:
     """That the run was on other devices, whatever else differs with them; empty if it was not."""
-    then = _devices(record.profile_document.get("hardware"))
+    then = _devices(record.of_profile("hardware"))
     now = _devices(profile.hardware.model_dump())
     return f"it is of other devices: {then} then, {now} now" if then != now else ""
 
 
-def _devices(hardware: object) -> str:
+def _devices(hardware: Mapping[str, Any]) -> str:
     """`2 x A100`, or `CPUs`."""
-    known = hardware if isinstance(hardware, Mapping) else {}
-    if known.get("device") != "cuda":
+    if hardware.get("device") != "cuda":
         return "CPUs"
-    return f"{known.get('gpus')} x {known.get('gpu_name') or 'GPU'}"
+    return f"{hardware.get('gpus')} x {hardware.get('gpu_name') or 'GPU'}"
 
 
 def other_profile(record: RunRecord, profile: Profile) -> list[str]:
@@ -127,12 +126,10 @@ def ground_of(record: RunRecord, ranks: int, *, finished: bool = True) -> list[L
     A phase with settings of its own, such as another tokenizer, says nothing of the run's config.
     `finished`: only those that ended well.
     """
-    phases = record.profile_document.get("phases")
-    settings = phases if isinstance(phases, Mapping) else {}
     other = {
         name
-        for name, one in settings.items()
-        if isinstance(one, Mapping) and {*one.get("config_overrides", {})} - FREE_KEYS
+        for name in record.of_profile("phases")
+        if {*record.of_profile("phases", name, "config_overrides")} - FREE_KEYS
     }
     entries = [
         entry for phase in record.phases if phase.name not in other for entry in phase.launches

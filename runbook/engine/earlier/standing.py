@@ -122,9 +122,8 @@ def require_standing(setup: Setup, out: Path, done: Container[str]) -> None:
 
 
 def _launched(record: RunRecord) -> bool:
-    phases = record.profile_document.get("phases")
-    found = phases.values() if isinstance(phases, Mapping) else ()
-    return any((one.get("stage") or {}).get("needs_go") for one in found if isinstance(one, dict))
+    stages = (record.of_profile("phases", name, "stage") for name in record.of_profile("phases"))
+    return any(stage.get("needs_go") for stage in stages)
 
 
 def _refused(
