@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import split_dim
-from nsa.attention.tracing import operator, profile_range
+from nsa.attention.tracing import config_of, operator, profile_range, told
 from nsa.attention.triton import words_of_bits
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
@@ -189,17 +189,13 @@ def _merge(indices: list[int], t: int, l_sel: int) -> list[tuple[int, int]]:
 
 def ranges_v1(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -> Tensor:
     """Merged token ranges [B,S,G,n,2] by plain loops: the readable reference."""
-    return _loops(blocks, positions, cfg.l_sel)
-
-
-def _loops(blocks: Tensor, positions: Tensor | None, l_sel: int) -> Tensor:
     n = blocks.shape[-1]
     times = _positions(blocks, positions).tolist()
     rows = []
     for batch in blocks.tolist():
         for t, groups in zip(times, batch, strict=True):
             for indices in groups:
-                merged = _merge(indices, t, l_sel)
+                merged = _merge(indices, t, cfg.l_sel)
                 rows.append(merged + [(0, 0)] * (n - len(merged)))
     return torch.tensor(rows, dtype=torch.int64, device=blocks.device).reshape(*blocks.shape, 2)
 
@@ -223,9 +219,9 @@ def ranges_v2(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -
 
 
 @operator(lambda blocks, _: blocks.new_empty(*blocks.shape, 2))
-def ranges_by_loops(blocks: Tensor, l_sel: int) -> Tensor:
+def ranges_by_loops(blocks: Tensor, cfg: str) -> Tensor:
     """`ranges_v1` at positions 0..S-1 for a compiler, which cannot look into plain loops."""
-    return _loops(blocks, None, l_sel)
+    return ranges_v1(blocks, config_of(cfg))
 
 
 def build_ranges(
@@ -238,7 +234,7 @@ def build_ranges(
     build = ranges_v1 if version == "v1" else ranges_v2
     with profile_range(SELECTION_RANGES[version]):
         if version == "v1" and positions is None and torch.compiler.is_compiling():
-            return ranges_by_loops(blocks, cfg.l_sel)
+            return ranges_by_loops(blocks, told(cfg))
         return build(blocks, cfg, positions)
 
 
