@@ -104,16 +104,13 @@ def group_queries(q: Tensor, cfg: NSAConfig) -> Tensor:
     return split_dim(q, 2, cfg.heads_per_group).transpose(1, 2)
 
 
-def top_blocks(
-    scores: Tensor, positions: Tensor, cfg: NSAConfig, *, crowded: bool = False
-) -> Tensor:
+def top_blocks(scores: Tensor, positions: Tensor, cfg: NSAConfig) -> Tensor:
     """Pick n_sel blocks per query: scores [..., C, NB] at `positions` [C] to [..., C, n_sel].
 
     Block j is visible to t iff j*l_sel <= t. Block 0, the current block and the one before it
     are always taken, inside n_sel; the rest by descending score, ties to the lower index (a
-    stable sort). Indices ascend; missing ones are -1, at the end.
-
-    crowded: all positions are at n_sel*l_sel or later, so that none sees too few blocks.
+    stable sort). Indices ascend; missing ones are -1, at the end. Each position has to see n_sel
+    blocks, or all NB.
     """
     n_blocks = scores.shape[-1]
     block = torch.arange(n_blocks, device=scores.device)
@@ -123,11 +120,7 @@ def top_blocks(
     scores = scores.masked_fill(forced, float("inf")).masked_fill_(age < 0, float("-inf"))
     taken = min(cfg.n_sel, n_blocks)
     order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :taken]
-    if crowded:
-        return order.sort(-1).values
-    # Invisible blocks can only fill places that visible ones left free; they become padding.
-    order = order.masked_fill(order > current, n_blocks).sort(-1).values
-    order.masked_fill_(order == n_blocks, -1)
+    order = order.sort(-1).values
     if taken == cfg.n_sel:
         return order
     return torch.nn.functional.pad(order, (0, cfg.n_sel - taken), value=-1)
@@ -155,7 +148,7 @@ class Picker:
         """Choose for queries from `start` on, by probabilities of their groups [groups,C,N]."""
         stop = start + summed.shape[1]
         scores = block_scores(summed, self.cfg.n_blocks(stop), self.cfg)
-        self.picked.append(top_blocks(scores, self.positions[start:stop], self.cfg, crowded=True))
+        self.picked.append(top_blocks(scores, self.positions[start:stop], self.cfg))
 
 
 @torch.no_grad()
