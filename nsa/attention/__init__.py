@@ -37,7 +37,8 @@ def _probabilities(q: Tensor, k: Tensor, cfg: NSAConfig, seen: Tensor | None = N
     logits = torch.einsum("bgchd,bgtd->bgcht", q, k) * cfg.d_k**-0.5
     if seen is not None:
         logits = logits.masked_fill(~seen[:, :, :, None], float("-inf"))
-    return logits.softmax(-1)
+    p: Tensor = logits.softmax(-1)
+    return p
 
 
 def _weighted(p: Tensor, v: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nsa.attention.branches import split_dim
-from nsa.attention.tracing import operator, profile_range
+from nsa.attention.tracing import config_of, operator, profile_range, told
 from nsa.attention.triton import words_of_bits
 from nsa.config import FORCED_LOCAL_BLOCKS, NSAConfig, Ranges
 from nsa.contract import SELECTION_RANGES
@@ -104,16 +104,13 @@ def group_queries(q: Tensor, cfg: NSAConfig) -> Tensor:
     return split_dim(q, 2, cfg.heads_per_group).transpose(1, 2)
 
 
-def top_blocks(
-    scores: Tensor, positions: Tensor, cfg: NSAConfig, *, crowded: bool = False
-) -> Tensor:
+def top_blocks(scores: Tensor, positions: Tensor, cfg: NSAConfig) -> Tensor:
     """Pick n_sel blocks per query: scores [..., C, NB] at `positions` [C] to [..., C, n_sel].
 
     Block j is visible to t iff j*l_sel <= t. Block 0, the current block and the one before it
     are always taken, inside n_sel; the rest by descending score, ties to the lower index (a
-    stable sort). Indices ascend; missing ones are -1, at the end.
-
-    crowded: all positions are at n_sel*l_sel or later, so that none sees too few blocks.
+    stable sort). Indices ascend; missing ones are -1, at the end. Each position has to see n_sel
+    blocks, or all NB.
     """
     n_blocks = scores.shape[-1]
     block = torch.arange(n_blocks, device=scores.device)
@@ -123,11 +120,7 @@ def top_blocks(
     scores = scores.masked_fill(forced, float("inf")).masked_fill_(age < 0, float("-inf"))
     taken = min(cfg.n_sel, n_blocks)
     order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :taken]
-    if crowded:
-        return order.sort(-1).values
-    # Invisible blocks can only fill places that visible ones left free; they become padding.
-    order = order.masked_fill(order > current, n_blocks).sort(-1).values
-    order.masked_fill_(order == n_blocks, -1)
+    order = order.sort(-1).values
     if taken == cfg.n_sel:
         return order
     return torch.nn.functional.pad(order, (0, cfg.n_sel - taken), value=-1)
@@ -155,7 +148,7 @@ class Picker:
         """Choose for queries from `start` on, by probabilities of their groups [groups,C,N]."""
         stop = start + summed.shape[1]
         scores = block_scores(summed, self.cfg.n_blocks(stop), self.cfg)
-        self.picked.append(top_blocks(scores, self.positions[start:stop], self.cfg, crowded=True))
+        self.picked.append(top_blocks(scores, self.positions[start:stop], self.cfg))
 
 
 @torch.no_grad()
@@ -189,17 +182,13 @@ def _merge(indices: list[int], t: int, l_sel: int) -> list[tuple[int, int]]:
 
 def ranges_v1(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -> Tensor:
     """Merged token ranges [B,S,G,n,2] by plain loops: the readable reference."""
-    return _loops(blocks, positions, cfg.l_sel)
-
-
-def _loops(blocks: Tensor, positions: Tensor | None, l_sel: int) -> Tensor:
     n = blocks.shape[-1]
     times = _positions(blocks, positions).tolist()
     rows = []
     for batch in blocks.tolist():
         for t, groups in zip(times, batch, strict=True):
             for indices in groups:
-                merged = _merge(indices, t, l_sel)
+                merged = _merge(indices, t, cfg.l_sel)
                 rows.append(merged + [(0, 0)] * (n - len(merged)))
     return torch.tensor(rows, dtype=torch.int64, device=blocks.device).reshape(*blocks.shape, 2)
 
@@ -223,9 +212,9 @@ def ranges_v2(blocks: Tensor, cfg: NSAConfig, positions: Tensor | None = None) -
 
 
 @operator(lambda blocks, _: blocks.new_empty(*blocks.shape, 2))
-def ranges_by_loops(blocks: Tensor, l_sel: int) -> Tensor:
+def ranges_by_loops(blocks: Tensor, cfg: str) -> Tensor:
     """`ranges_v1` at positions 0..S-1 for a compiler, which cannot look into plain loops."""
-    return _loops(blocks, None, l_sel)
+    return ranges_v1(blocks, config_of(cfg))
 
 
 def build_ranges(
@@ -238,7 +227,7 @@ def build_ranges(
     build = ranges_v1 if version == "v1" else ranges_v2
     with profile_range(SELECTION_RANGES[version]):
         if version == "v1" and positions is None and torch.compiler.is_compiling():
-            return ranges_by_loops(blocks, cfg.l_sel)
+            return ranges_by_loops(blocks, told(cfg))
         return build(blocks, cfg, positions)
 
 

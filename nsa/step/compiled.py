@@ -183,7 +183,11 @@ def compare(
     head under `autocast`. Uses no random state of the process and leaves no gradient.
     """
     device = model.embedding.weight.device
-    x, logits = _numbers(model, tokens, device)
+    generator = torch.Generator(device).manual_seed(_SEED)
+    x, logits = (
+        torch.randn(*tokens, width, generator=generator, device=device)
+        for width in (model.cfg.attention.dim, model.cfg.vocab_size)
+    )
     gaps = [
         *_layers(model, x, autocast),
         _losses(loss, logits if half is None else logits.to(half)),
@@ -251,17 +255,6 @@ def _losses(loss: Loss, logits: Tensor) -> Gap:
     truth = values(exact, logits.double())
     ours, others = (errors_of(values(one, logits), truth) for one in (mean_loss, loss))
     return widest(others, ours, of="loss, ")
-
-
-def _numbers(
-    model: NSALanguageModel, tokens: tuple[int, int], device: torch.device
-) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator(device).manual_seed(_SEED)
-    x, logits = (
-        torch.randn(*tokens, width, generator=generator, device=device)
-        for width in (model.cfg.attention.dim, model.cfg.vocab_size)
-    )
-    return x, logits
 
 
 def _slopes(out: Tensor, leaves: dict[str, Tensor], seen: Tensor | float) -> dict[str, Tensor]:

@@ -177,15 +177,6 @@ class Wrapped:
         """The cap of a bucket that DDP itself goes by; None without DDP."""
         return None if self.ddp is None else int(self.ddp.bucket_bytes_cap)
 
-    def facts(self) -> dict[str, bool]:
-        """What DDP itself says about its options."""
-        if self.ddp is None:
-            return {}
-        return {
-            "static_graph": bool(self.ddp.static_graph),
-            "find_unused_parameters": bool(self.ddp.find_unused_parameters),
-        }
-
     def take_off(self) -> None:
         """Remove DDP's hooks from the parameters, so that the model can be wrapped anew."""
         if self.ddp is None:

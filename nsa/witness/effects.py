@@ -190,7 +190,8 @@ def _compress(seen: Seen) -> Evidence:
 
 def _ddp_fact(key: str, toggle: str) -> Callable[[Seen], Evidence]:
     def rule(seen: Seen) -> Evidence:
-        facts = seen.wrapped.facts()
+        options = ("static_graph", "find_unused_parameters")
+        facts = {option: bool(getattr(seen.wrapped.ddp, option)) for option in options}
         return facts[key] == seen.toggles.flag(toggle), facts
 
     return rule

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -91,7 +91,6 @@ class _Seen:
     local: list[tuple[Piece, Tensor]] = field(default_factory=list)
     # How far what the micro-batch before left is from the numbers that it sent, of each parameter.
     kept: list[Tensor] = field(default_factory=list)
-    positions: Tensor | None = None
     logits: Tensor | None = None
     # Of the logits: the last micro-batch's, as the backward pass hands it on.
     gradient: Tensor | None = None
@@ -113,7 +112,7 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
         for group in by_parameter.values()
         if group[0].parameter.requires_grad
     ]
-    handles.append(engine.model.head.register_forward_hook(_counting(seen)))
+    handles.append(engine.model.head.register_forward_hook(partial(_keep_logits, seen)))
     spots = OracleCheck(
         model=engine.model,
         row=_row(engine, len(batch.tokens)),
@@ -136,7 +135,7 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     kept = float(torch.stack(seen.kept).max()) if seen.kept else None
     return {
         "loss": float(loss),
-        "positions": 0 if seen.positions is None else int(seen.positions),
+        "positions": 0 if seen.gradient is None else int(seen.gradient.ne(0).any(-1).sum()),
         "own_gradient": plain_floats(least_by_group([(p, float(v)) for p, v in seen.local])),
         "kept": None if kept is None else or_null(kept, digits=4),
         **arrived,
@@ -179,18 +178,14 @@ def _pattern(like: Tensor) -> Tensor:
     return (1.0 + repeated).view(like.shape)
 
 
-def _counting(seen: _Seen) -> Callable[[nn.Module, Any, Tensor], None]:
-    """A forward hook that keeps the logits and counts the positions that get a gradient."""
+def _keep_logits(seen: _Seen, _module: nn.Module, _inputs: Any, logits: Tensor) -> None:
+    """A forward hook of the head that keeps the logits and the gradient that they get."""
 
-    def count(gradient: Tensor) -> None:
-        seen.positions = gradient.ne(0).any(-1).sum()
+    def keep(gradient: Tensor) -> None:
         seen.gradient = gradient.detach()
 
-    def hook(_module: nn.Module, _inputs: Any, logits: Tensor) -> None:
-        seen.logits = logits.detach()
-        logits.register_hook(count)  # type: ignore[no-untyped-call]
-
-    return hook
+    seen.logits = logits.detach()
+    logits.register_hook(keep)  # type: ignore[no-untyped-call]
 
 
 def _logit_gradient(seen: _Seen, tokens: Tensor, factor: float) -> float | None:

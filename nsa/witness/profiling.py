@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nsa.contract import PROFILE_JSON, TRACE_FILE
-from nsa.launch.output import write_json
+from nsa.contract import PROFILE_JSON, TRACE_FILE, Event, Phase
+from nsa.launch.output import Heartbeat, write_json
 from nsa.launch.plan import PROFILE_WARMUP_STEPS
 
 _OPERATORS = ("aten::", "c10d::", "gloo:", "nccl:", "nsa::", "torch::", "cuda", "cuLaunch")
@@ -43,12 +43,13 @@ class StepProfiler:
     measures; it only ranks functions.
     """
 
-    def __init__(self, run_dir: Path, steps: int, device_type: str) -> None:
+    def __init__(self, run_dir: Path, steps: int, device_type: str, heartbeat: Heartbeat) -> None:
         self.run_dir, self.steps, self.device_type = run_dir, steps, device_type
+        # Of both profilers, once they are done.
         self.summary: dict[str, Any] | None = None
-        self.complete = False
-        self._done = 0
+        self._beat, self._done = heartbeat, 0
         self._torch: Any = None
+        self._traced: dict[str, Any] = {}
         self._python: cProfile.Profile | None = None
 
     @property
@@ -61,39 +62,37 @@ class StepProfiler:
         if self._done == PROFILE_WARMUP_STEPS:
             self._torch = torch_profiler(self.device_type)
             self._torch.__enter__()
+            self._beat.write(Event.PROFILER, active=True)
             return True
         if self._done == PROFILE_WARMUP_STEPS + self.steps:
             self._python = cProfile.Profile()
             self._python.enable()
         return False
 
-    @property
-    def about_to_save(self) -> bool:
-        """Will the end of this step close the trace? Many events take a while to write."""
-        return self.active and self._done + 1 == PROFILE_WARMUP_STEPS + self.steps
-
     def after_step(self) -> bool:
         """Count a step, and close what ends with it; says whether that took time."""
-        saves = self.about_to_save
         self._done += 1
-        if saves:
+        if self.active and self._done == PROFILE_WARMUP_STEPS + self.steps:
+            # Many events take a while to write.
+            self._beat.phase = Phase.PROFILE
+            self._beat.write(Event.PROFILE_SAVE)
             # gloo's thread may still be inside the record of a collective that has just ended;
             # closing the profiler under it corrupts the heap.
             time.sleep(_SETTLE_S)
             self._torch.__exit__(None, None, None)
             save_trace(self._torch, self.run_dir / TRACE_FILE)
-            self.summary = summarize(recorded(self._torch), self.steps)
+            self._traced = summarize(recorded(self._torch), self.steps)
             self._torch = None
-            return True
-        if self._python is not None:
+        elif self._python is not None:
             self._python.disable()
-            if self.summary is not None:
-                self.summary["top_python"] = top_functions(self._python)
-                write_json(self.run_dir / PROFILE_JSON, self.summary)
+            self.summary = {**self._traced, "top_python": top_functions(self._python)}
+            write_json(self.run_dir / PROFILE_JSON, self.summary)
             self._python = None
-            self.complete = True
-            return True
-        return False
+        else:
+            return False
+        self._beat.phase = Phase.STEP
+        self._beat.write(Event.PROFILER, active=False)
+        return True
 
 
 class Recorded(NamedTuple):
@@ -143,7 +142,6 @@ def summarize(events: Sequence[Recorded], steps: int) -> dict[str, Any]:
     return {
         "ranges": _ranges(events),
         "python_share": round(min(1.0, max(0.0, share)), 4),
-        "top_python": [],
         "steps": steps,
         "wall_us": round(wall_us, 1),
         "gpu": _device_time(events),

@@ -61,7 +61,8 @@ class Witness:
         self._shadow = Shadow(engine, token=heartbeat.token, first=first, last=plan.total_steps)
         self._profiler: StepProfiler | None = None
         if plan.flags.profile_steps and engine.ranks.rank == 0:
-            self._profiler = StepProfiler(run_dir, plan.flags.profile_steps, engine.device.type)
+            steps = plan.flags.profile_steps
+            self._profiler = StepProfiler(run_dir, steps, engine.device.type, heartbeat)
         self._watched: BlockEvidence  # of the block that has begun
         # Before DDP gives every rank those of rank 0. What goes on from a checkpoint has none.
         self._weights = first_weights(engine.model) if first == 1 else None
@@ -154,22 +155,13 @@ class Witness:
         """A step begins: start what is to be traced. Says whether that took time."""
         if self._profiler is None or not self._profiler.before_step():
             return False
-        self._heartbeat.write(Event.PROFILER, active=True)
         self._begins_trace = True
         return True
 
     def end_trace(self) -> bool:
         """A step is over: write what was traced. Says whether that took time."""
-        if self._profiler is None:
+        if self._profiler is None or not self._profiler.after_step():
             return False
-        beat = self._heartbeat
-        if self._profiler.about_to_save:
-            beat.phase = Phase.PROFILE
-            beat.write(Event.PROFILE_SAVE)
-        if not self._profiler.after_step():
-            return False
-        beat.phase = Phase.STEP
-        beat.write(Event.PROFILER, active=False)
         self._log.prove_nvtx(self._watched.block, self._profiler)
         return True
 

@@ -155,10 +155,10 @@ class Shadow:
         seams, layers, logits, slopes: by step, as `OracleCheck.step_errors` says, and not of the
         first; in half types seams alone.
         `ranks`: how far this rank is from all ranks' mean in the same micro-batch. `bias`: what the
-        gradients' errors are on average, as `Bias` tells it. `gates`: of each step and layer what
+        gradients' errors are on average, as `bias` tells it. `gates`: of each step and layer what
         `branch_use` says; null on other ranks than 0, which writes gates.csv. Synchronizes.
         """
-        gaps, apart, bias = [0.0], [0.0], recompute.Bias()
+        gaps, apart, held = [0.0], [0.0], []
         ended = [step for step in self._again if step in self._seen]
         for step in ended:
             twice, begun = self._again[step], self._seen[step].begun
@@ -167,7 +167,7 @@ class Shadow:
             if _moves(self._engine, begun):
                 gaps.append(recompute.gap(twice, reduced, SAMPLED))
                 # Of elements alone: sums are not rounded.
-                bias = bias.with_step(twice, reduced[: len(self._sample.owner)])
+                held.append((twice, reduced[: len(self._sample.owner)]))
                 apart += [] if twice.apart is None else [float(twice.apart)]
         gates = [self._again[step].gates.tolist() for step in ended]
         return {
@@ -175,7 +175,7 @@ class Shadow:
             "losses": [float(self._again[step].loss) for step in ended],
             "norms": [or_null(self._seen[step].begun.true_norm()) for step in ended],
             **plain_floats({"gradient": _worst(gaps), "ranks": _worst(apart)}),
-            "bias": plain_floats(bias.report()),
+            "bias": plain_floats(recompute.bias(held)),
             "gates": gates if self._engine.ranks.rank == 0 else None,
             **{
                 name: {
@@ -372,9 +372,9 @@ class Rest:
 
     def _all(self) -> Tensor:
         sample = self._sample
-        gradients = sample.bits([p.grad for p in sample.parameters])
-        mode = gradients.new_tensor([self._engine.model.training])
-        return torch.cat((sample.all_bits().flatten(), gradients, mode))
+        gradients = [p.grad for p in sample.parameters]
+        found = [sample.bits(one) for one in (*sample.weights_and_moments(), gradients)]
+        return torch.cat((*found, found[0].new_tensor([self._engine.model.training])))
 
     def _window_norms(self) -> Tensor:
         """Of the weights [P], then of a window of weights and moments each [up to 3 P].

@@ -128,39 +128,27 @@ def gap(again: Recomputed, gradient: Tensor, together: int) -> float:
     return float(_furthest(gradient, wanted, size, together, least=again.least))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bias:
-    """Sums over elements of a reduced gradient: of its errors e, and of what it has to be, w.
+def bias(steps: Sequence[tuple[Recomputed, Tensor]]) -> dict[str, float]:
+    """By which share the gradients of some steps are too near to 0, and too low.
 
-    Both are shares of the mean size of the ranks' own. Rounded to nearest, e is 0 on average.
+    From their errors e, and what they have to be, w, both as shares of the mean size of the ranks'
+    own: rounded to nearest, e is 0 on average. `weight`: the sum of w^2 over the elements. A step:
+    what it has to come to, and the elements that its reduced gradient begins with.
     """
-
-    along: float = 0.0
-    weight: float = 0.0
-    down: float = 0.0
-    count: int = 0
-
-    def with_step(self, again: Recomputed, gradient: Tensor) -> Bias:
-        """These sums and those of the elements that a step's gradient begins with."""
-        size, wanted = again.size[: len(gradient)], again.gradient[: len(gradient)]
+    e = w = torch.zeros(0, dtype=torch.float64)
+    for again, gradient in steps:
+        size, wanted = (x[: len(gradient)].double().cpu() for x in (again.size, again.gradient))
         # Below `least` a type has fewer digits, and in the end none.
         seen = size > again.least
-        w = wanted[seen] / size[seen]
-        e = gradient.double()[seen] / size[seen] - w
-        return Bias(
-            along=self.along + float((e * w).sum()),
-            weight=self.weight + float(w.square().sum()),
-            down=self.down - float(e.sum()),
-            count=self.count + int(seen.sum()),
-        )
-
-    def report(self) -> dict[str, float]:
-        """By which share gradients are too near to 0, too low; `weight`: of how many elements."""
-        return {
-            "toward_zero": -self.along / self.weight if self.weight else 0.0,
-            "down": self.down / self.count if self.count else 0.0,
-            "weight": self.weight,
-        }
+        right = wanted[seen] / size[seen]
+        w = torch.cat((w, right))
+        e = torch.cat((e, gradient.double().cpu()[seen] / size[seen] - right))
+    weight = float(w.square().sum())
+    return {
+        "toward_zero": -float((e * w).sum()) / weight if weight else 0.0,
+        "down": -float(e.mean()) if len(e) else 0.0,
+        "weight": weight,
+    }
 
 
 def _furthest(

@@ -199,10 +199,6 @@ class Sample:
         """The sampled elements of a tensor for each parameter; 0 where there is none."""
         return torch.cat([group.elements(x) for group, x in self._each(tensors)])
 
-    def all_bits(self) -> Tensor:
-        """Of weights and moments [3, P]."""
-        return torch.stack([self.bits(tensors) for tensors in self.weights_and_moments()])
-
     def bits(self, tensors: Sequence[Tensor | None]) -> Tensor:
         """Of a tensor for each parameter [P]."""
         return torch.cat([bits(x) for _, x in self._each(tensors)])
