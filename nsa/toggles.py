@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsa.contract import NSAError, did_you_mean, raise_problems
-from nsa.strict_yaml import load_strict
+from nsa.strict_yaml import shipped
 
 Kind = Literal["bool", "int", "float", "choice"]
 Value = bool | int | float | str | None
@@ -92,9 +92,8 @@ class Toggle:
         return number if self.minimum <= number <= self.maximum else None
 
 
-_DOCUMENT, _WRONG = load_strict(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-raise_problems("nsa/toggles.yaml", _WRONG)
-TOGGLES = {name: Toggle(name=name, **row) for name, row in _DOCUMENT.items()}
+_TABLE = shipped(Path(__file__).with_suffix(".yaml"))
+TOGGLES = {name: Toggle(name=name, **row) for name, row in _TABLE.items()}
 ARM_TOGGLES: tuple[str, ...] = tuple(row.name for row in TOGGLES.values() if row.arm)
 
 

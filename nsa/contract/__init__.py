@@ -1,4 +1,4 @@
-"""What the trainer and everything that reads its runs agree on. Torch-free, imports none of ours.
+"""What the trainer and everything that reads its runs agree on. Torch-free.
 
 Names of files, columns, events, variables and exit codes are written here once; writers and
 readers take them from here. docs/trainer-contract.md says what a run directory holds. Digests, and
@@ -16,7 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
+
+from nsa.strict_yaml import shipped
 
 # The token is random; every process and every record of a launch carries it.
 RUN_TOKEN_VARIABLE = "RUNBOOK_RUN_TOKEN"  # noqa: S105 - the name of a variable
@@ -319,39 +321,13 @@ class Column:
     name: str
     meaning: str
     unit: str = ""
-    kind: type = float
+    kind: Literal["float", "int", "bool", "str"] = "float"
     filled: bool = False
 
 
-TRAINING_COLUMNS = (
-    Column("step", "optimizer step, from 1", kind=int, filled=True),
-    Column("loss", "mean over all ranks and micro-batches", "nats", filled=True),
-    Column("lr", "learning rate"),
-    Column("toks_per_s", "tokens over dt_s", "tok/s", filled=True),
-    Column("tokens", "of all ranks and micro-batches", "tokens", filled=True),
-    Column("dt_s", "wall time of exactly this step", "s", filled=True),
-    Column("grad_norm", "before clipping"),
-    Column("mem_mib", "CUDA: peak of all tensors; CPU: resident memory", "MiB"),
-    Column("arm", "name of the arm, empty without a schedule", kind=str),
-    Column("block", "number of the block in the schedule", kind=int, filled=True),
-    Column("warmup", "1 for a warm-up step of its block", kind=bool, filled=True),
-    Column("fetch_s", "waiting for data", "s"),
-)
-VAL_COLUMNS = (
-    Column("step", "optimizer step", kind=int, filled=True),
-    Column("loss", "on documents never trained on", "nats", filled=True),
-)
-GATES_COLUMNS = (
-    Column("step", "optimizer step", kind=int, filled=True),
-    Column("entropy", "of the gates' shares, over ln 3, of the layer where it is lowest"),
-    Column("max_gate", "largest share of a branch, of the layer where it is largest"),
-    Column("entropy_mean", "the entropy as a mean over the layers"),
-    Column("max_gate_mean", "the largest share as a mean over the layers"),
-    Column("share_cmp", "mean share of the compressed branch"),
-    Column("share_sel", "mean share of the selected branch"),
-    Column("share_win", "mean share of the window"),
-    Column("sel_blocks_mean", "blocks that a query attends to", "blocks"),
-    Column("sel_forced_share", "part of them that is forced"),
+_TABLES = shipped(Path(__file__).with_name("columns.yaml"))
+TRAINING_COLUMNS, VAL_COLUMNS, GATES_COLUMNS = (
+    tuple(Column(**row) for row in _TABLES[file]) for file in (TRAINING_CSV, VAL_CSV, GATES_CSV)
 )
 
 

@@ -57,9 +57,9 @@ LEGACY_COLUMNS = TRAINING_COLUMNS[:4]
 def _spec(columns: tuple[contract.Column, ...], *, headerless: tuple[str, ...] = ()) -> RowSpec:
     return RowSpec(
         columns=contract.names(columns),
-        text=frozenset(column.name for column in columns if column.kind is str),
+        text=frozenset(column.name for column in columns if column.kind == "str"),
         filled=frozenset(column.name for column in columns if column.filled),
-        whole=frozenset(column.name for column in columns if column.kind is int),
+        whole=frozenset(column.name for column in columns if column.kind == "int"),
         headerless=headerless,
     )
 
