@@ -166,11 +166,6 @@ def keys_touched(cfg: NSAConfig, seq_len: int) -> float:
     return total / seq_len
 
 
-def attention_flops_per_token(cfg: NSAConfig, seq_len: int) -> float:
-    """Forward FLOPs per token of one layer's scores and weighted sums (projections excluded)."""
-    return 2.0 * cfg.n_heads * (cfg.d_k + cfg.d_v) * keys_touched(cfg, seq_len)
-
-
 def parameter_count(cfg: ModelConfig) -> int:
     """Distinct parameters of the language model, from its config."""
     a = cfg.attention
@@ -190,5 +185,7 @@ def model_flops_per_token(cfg: ModelConfig, seq_len: int) -> float:
     Recomputation, optimizer and communication are not counted: this is the model's need, not the
     machine's work.
     """
-    attention = cfg.n_layers * attention_flops_per_token(cfg.attention, seq_len)
-    return 6.0 * parameter_count(cfg) + 3.0 * attention
+    a = cfg.attention
+    # Forward, of one layer's scores and weighted sums; the projections count as parameters.
+    layer = 2.0 * a.n_heads * (a.d_k + a.d_v) * keys_touched(a, seq_len)
+    return 6.0 * parameter_count(cfg) + 3.0 * (cfg.n_layers * layer)

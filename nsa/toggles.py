@@ -69,15 +69,12 @@ class Toggle:
         """Read a value as typed by a person. Raises NSAError with the allowed values."""
         value = self._convert(text.strip())
         if value is None:
+            own = "config's value" if self.default is None else f"default {self.default!r}"
             raise NSAError(
                 f"{self.name}={text!r}: allowed is {self.allowed()} ({self.meaning}); "
-                f"unset it to use {self.default_text()}"
+                f"unset it to use the {own}"
             )
         return value
-
-    def default_text(self) -> str:
-        """The default in words."""
-        return "the config's value" if self.default is None else f"the default {self.default!r}"
 
     def _convert(self, text: str) -> Value:
         word = text.lower()

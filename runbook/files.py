@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from runbook.errors import RunbookError, UsageError, choice_for
+from runbook.errors import RunbookError, UsageError
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -129,18 +129,13 @@ def utc_seconds(text: str) -> float:
     return moment.timestamp() if moment.tzinfo else 0.0
 
 
-DATA_FOLDERS = ("templates", "configs", "docs")
-
-
-def data_path(name: str) -> Path:
-    """Return the folder `templates`, `configs` or `docs`.
+def data_path(name: Literal["templates", "configs", "docs"]) -> Path:
+    """Return the folder of this name.
 
     An installed wheel carries them under `runbook/_data/`; a checkout has them at its top, which
     counts only if `pyproject.toml` sits beside them, so that a stray folder of the same name in
     site-packages is never taken. Raises `RunbookError` if the folder is in neither place.
     """
-    if name not in DATA_FOLDERS:
-        raise RunbookError(f"no data folder {name!r}{choice_for(name, DATA_FOLDERS)}")
     package = Path(__file__).parent
     shipped = package / "_data" / name
     if shipped.is_dir():

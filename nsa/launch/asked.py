@@ -185,8 +185,8 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="config file; else CONFIG of the environment")
-    for flag, metavar, text in OVERRIDES.values():
-        add(flag, metavar=metavar, help=text)
+    for key, (flag, metavar, text) in OVERRIDES.items():
+        add(flag, dest=key, metavar=metavar, help=text)
     add("--ddp", metavar="{0,1,auto}", default="auto", help="distributed data parallel")
     add("--resume", metavar="PATH", help="run directory, latest or checkpoint to go on from")
     add("--save", action="store_true", help="checkpoint at the end and when pre-empted")
@@ -271,11 +271,12 @@ def _settings(words: Sequence[str], problems: list[str]) -> dict[str, Any]:
 
 
 def _overrides(known: argparse.Namespace) -> Overrides:
-    found: dict[str, tuple[Any, str]] = {}
-    for key, (flag, _, _) in OVERRIDES.items():
-        text = getattr(known, flag[2:].replace("-", "_"))
-        if text is not None:
-            found[key] = _value(key, text), flag
+    given = {key: getattr(known, key) for key in OVERRIDES}
+    found = {
+        key: (_value(key, text), OVERRIDES[key][0])
+        for key, text in given.items()
+        if text is not None
+    }
     if known.synthetic_on_fail:
         found["data.synthetic_on_fail"] = True, "--synthetic-on-fail"
     return found
