@@ -144,14 +144,14 @@ class ToggleSet:
         ]
 
 
-def parse_toggles(variables: Mapping[str, str], *, source: str = "environment") -> ToggleSet:
+def parse_toggles(variables: Mapping[str, str]) -> ToggleSet:
     """Read every `NSA_*` name of `variables`.
 
     Raises NSAError that lists every unknown name (with the nearest known one), every bad value
     and every contradiction.
     """
     values, problems = read_values(variables)
-    toggles = toggle_set(values, dict.fromkeys(values, source))
+    toggles = toggle_set(values, dict.fromkeys(values, "environment"))
     problems += contradictions(toggles)
     raise_problems("NSA_* variables", problems)
     return toggles
