@@ -155,8 +155,6 @@ def keys_touched(cfg: NSAConfig, seq_len: int) -> float:
     Counts visible compressed keys, tokens of the selected blocks up to the query, and the window.
     Exact for a causal sequence of `seq_len` tokens. At 2,048 with the production shape: 1,263.
     """
-    if seq_len < 1:
-        raise NSAError(f"seq_len={seq_len}: must be at least 1")
     total = 0
     for t in range(seq_len):
         compressed = cfg.n_compressed(t + 1)
