@@ -151,8 +151,6 @@ def keys_touched(cfg: NSAConfig, seq_len: int) -> float:
     Counts visible compressed keys, tokens of the selected blocks up to the query, and the window.
     Exact for a causal sequence of `seq_len` tokens. At 2,048 with the production shape: 1,263.
     """
-    if seq_len < 1:
-        raise NSAError(f"seq_len={seq_len}: must be at least 1")
     total = 0
     for t in range(seq_len):
         compressed = cfg.n_compressed(t + 1)
@@ -160,11 +158,6 @@ def keys_touched(cfg: NSAConfig, seq_len: int) -> float:
         selected = blocks_before * cfg.l_sel + t % cfg.l_sel + 1
         total += compressed + selected + min(cfg.w, t + 1)
     return total / seq_len
-
-
-def attention_flops_per_token(cfg: NSAConfig, seq_len: int) -> float:
-    """Forward FLOPs per token of one layer's scores and weighted sums (projections excluded)."""
-    return 2.0 * cfg.n_heads * (cfg.d_k + cfg.d_v) * keys_touched(cfg, seq_len)
 
 
 def parameter_count(cfg: ModelConfig) -> int:
@@ -186,5 +179,7 @@ def model_flops_per_token(cfg: ModelConfig, seq_len: int) -> float:
     Recomputation, optimizer and communication are not counted: this is the model's need, not the
     machine's work.
     """
-    attention = cfg.n_layers * attention_flops_per_token(cfg.attention, seq_len)
-    return 6.0 * parameter_count(cfg) + 3.0 * attention
+    a = cfg.attention
+    # Forward, of one layer's scores and weighted sums; the projections count as parameters.
+    layer = 2.0 * a.n_heads * (a.d_k + a.d_v) * keys_touched(a, seq_len)
+    return 6.0 * parameter_count(cfg) + 3.0 * (cfg.n_layers * layer)

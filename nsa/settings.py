@@ -187,7 +187,8 @@ def load_config(
         raise refusal(problems)
     _put(data, settings)
     # A flag that shortens a run leaves its learning-rate schedule as long as the file says.
-    file_steps = _file_steps(data)
+    train = data.get("train")
+    file_steps = train.get("steps") if isinstance(train, dict) else None
     _put(data, {key: value for key, (value, _) in overrides.items()})
     origins = {key: origin for key, (_, origin) in overrides.items()}
     sources = dict.fromkeys(settings, "--set") | origins
@@ -198,7 +199,7 @@ def load_config(
         config=config,
         sources=sources,
         path=str(path),
-        schedule_steps=file_steps,
+        schedule_steps=file_steps if type(file_steps) is int else 0,
     )
 
 
@@ -240,12 +241,6 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, list[str]]:
     if not isinstance(data, dict):
         return None, [*problems, f"config {path}: must hold the sections {_names(TrainerConfig)}"]
     return data, problems
-
-
-def _file_steps(data: Mapping[str, Any]) -> int:
-    train = data.get("train")
-    steps = train.get("steps") if isinstance(train, dict) else None
-    return steps if type(steps) is int else 0
 
 
 def _validate(

@@ -7,7 +7,8 @@ word. Here a boolean is `true` or `false` only, numbers are numbers, a repeated 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -81,6 +82,15 @@ class _Reader:
 
 def _line(node: yaml.Node) -> str:
     return f"line {node.start_mark.line + 1}"
+
+
+@cache
+def shipped(path: Path) -> Any:
+    """What a document of this program holds, read once. Raises YAMLError for one that is wrong."""
+    document, problems = load_strict(path.read_text("utf-8"))
+    if problems:
+        raise yaml.YAMLError(f"{path}: {'; '.join(problems)}")
+    return document
 
 
 def load_strict(text: str) -> tuple[Any, list[str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from nsa.contract import NSAError, did_you_mean, raise_problems
-from nsa.strict_yaml import load_strict
+from nsa.strict_yaml import shipped
 
 Kind = Literal["bool", "int", "float", "choice"]
 Value = bool | int | float | str | None
@@ -69,15 +69,12 @@ class Toggle:
         """Read a value as typed by a person. Raises NSAError with the allowed values."""
         value = self._convert(text.strip())
         if value is None:
+            own = "config's value" if self.default is None else f"default {self.default!r}"
             raise NSAError(
                 f"{self.name}={text!r}: allowed is {self.allowed()} ({self.meaning}); "
-                f"unset it to use {self.default_text()}"
+                f"unset it to use the {own}"
             )
         return value
-
-    def default_text(self) -> str:
-        """The default in words."""
-        return "the config's value" if self.default is None else f"the default {self.default!r}"
 
     def _convert(self, text: str) -> Value:
         word = text.lower()
@@ -92,9 +89,8 @@ class Toggle:
         return number if self.minimum <= number <= self.maximum else None
 
 
-_DOCUMENT, _WRONG = load_strict(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
-raise_problems("nsa/toggles.yaml", _WRONG)
-TOGGLES = {name: Toggle(name=name, **row) for name, row in _DOCUMENT.items()}
+_TABLE = shipped(Path(__file__).with_suffix(".yaml"))
+TOGGLES = {name: Toggle(name=name, **row) for name, row in _TABLE.items()}
 ARM_TOGGLES: tuple[str, ...] = tuple(row.name for row in TOGGLES.values() if row.arm)
 
 
@@ -148,14 +144,14 @@ class ToggleSet:
         ]
 
 
-def parse_toggles(variables: Mapping[str, str], *, source: str = "environment") -> ToggleSet:
+def parse_toggles(variables: Mapping[str, str]) -> ToggleSet:
     """Read every `NSA_*` name of `variables`.
 
     Raises NSAError that lists every unknown name (with the nearest known one), every bad value
     and every contradiction.
     """
     values, problems = read_values(variables)
-    toggles = toggle_set(values, dict.fromkeys(values, source))
+    toggles = toggle_set(values, dict.fromkeys(values, "environment"))
     problems += contradictions(toggles)
     raise_problems("NSA_* variables", problems)
     return toggles

@@ -11,12 +11,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from runbook.errors import RunbookError, UsageError, choice_for
+from runbook.errors import RunbookError, UsageError
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -131,18 +129,13 @@ def utc_seconds(text: str) -> float:
     return moment.timestamp() if moment.tzinfo else 0.0
 
 
-DATA_FOLDERS = ("templates", "configs", "docs")
-
-
-def data_path(name: str) -> Path:
-    """Return the folder `templates`, `configs` or `docs`.
+def data_path(name: Literal["templates", "configs", "docs"]) -> Path:
+    """Return the folder of this name.
 
     An installed wheel carries them under `runbook/_data/`; a checkout has them at its top, which
     counts only if `pyproject.toml` sits beside them, so that a stray folder of the same name in
     site-packages is never taken. Raises `RunbookError` if the folder is in neither place.
     """
-    if name not in DATA_FOLDERS:
-        raise RunbookError(f"no data folder {name!r}{choice_for(name, DATA_FOLDERS)}")
     package = Path(__file__).parent
     shipped = package / "_data" / name
     if shipped.is_dir():
@@ -166,17 +159,6 @@ def shipped_data(name: str) -> Any:
     import yaml
 
     return yaml.safe_load((data_path("configs") / f"{name}.yaml").read_text("utf-8"))
-
-
-@cache
-def packaged(package: str, name: str) -> dict[str, Any]:
-    """The document `NAME.yaml` that lies in a package of ours, read once."""
-    from nsa.strict_yaml import load_strict
-
-    document, problems = load_strict((files(package) / f"{name}.yaml").read_text("utf-8"))
-    assert not problems, problems  # noqa: S101 - the file is ours
-    found: dict[str, Any] = document
-    return found
 
 
 def near(path: str | Path) -> str:

@@ -27,7 +27,6 @@ import grimp
 
 from runbook.cli import COMMANDS
 from runbook.config.load import load_profile_document
-from runbook.config.registry import phases
 from runbook.config.setup import setup_of_record
 from runbook.engine.verify import judged
 from runbook.folder import RECORD_FILE
@@ -99,11 +98,13 @@ def judging(root: Path, phase: str = "baseline") -> set[str]:
         (run,) = Path(folder).iterdir()
         record = load_record(run)
         profile = load_profile_document(record.profile_document, where=RECORD_FILE)
-        setup, only = setup_of_record(record, profile=profile), {phase: phases()[phase]}
-        judged(record, run, setup, phases=only)
+        setup = setup_of_record(record, profile=profile)
+        only = tuple(one for one in record.phases if one.name == phase)
+        record = record.model_copy(update={"phases": only})
+        judged(record, run, setup)
         sys.setprofile(note)
         try:
-            judged(record, run, setup, phases=only)
+            judged(record, run, setup)
         finally:
             sys.setprofile(None)
     own = tuple(f"{root / package}/" for package in PACKAGES)

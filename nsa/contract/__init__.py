@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import functools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -118,13 +117,9 @@ class RankFiles:
 
     def rank_of(self, name: str) -> int | None:
         """The rank whose file this is; None for any other file."""
-        match = self._pattern.fullmatch(name)
-        return int(match.group(1)) if match else None
-
-    @functools.cached_property
-    def _pattern(self) -> re.Pattern[str]:
         tag = "_.*" if self.tagged else ""
-        return re.compile(f"{self.stem}(\\d+){tag}{re.escape(self.suffix)}")
+        match = re.fullmatch(f"{self.stem}(\\d+){tag}{re.escape(self.suffix)}", name)
+        return int(match.group(1)) if match else None
 
     def found_in(self, folder: Path) -> dict[int, Path]:
         """The files of a run directory by rank, for files of which a rank has one."""

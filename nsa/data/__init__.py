@@ -43,6 +43,7 @@ DEPTH = 4
 _LEAVE_S = 1.0
 # Chance of each successor, the same for every state, so the entropy rate is that of this list.
 CHAIN_CHANCES = (0.55, 0.25, 0.15, 0.05)
+# Below the size of every vocabulary.
 _CHAIN_JUMPS = (7, 60, 101, 173)
 _TRAINING, _VALIDATION = 0, 1
 # Of so many documents about one is only ever read for validation.
@@ -114,8 +115,6 @@ class GeneratedSource(Source):
     """
 
     def __init__(self, kind: str, vocab_size: int, share: Share) -> None:
-        if kind == "markov" and vocab_size <= max(_CHAIN_JUMPS):
-            raise DataError(f"markov needs a vocabulary above {max(_CHAIN_JUMPS)}")
         self.kind = kind
         self.vocab_size, self.width = vocab_size, share.seq_len + 1
         self.batch_size, self.seed = share.batch_size, share.seed
@@ -177,11 +176,9 @@ class PackedSource(Source):
     every token is predicted once. The corpus starts again when it ends.
     """
 
-    def __init__(
-        self, corpus: Corpus, tokenizer: Tokenizer, *, seq_len: int, batch_size: int
-    ) -> None:
+    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, share: Share) -> None:
         self.corpus, self.tokenizer = corpus, tokenizer
-        self.seq_len, self.batch_size = seq_len, batch_size
+        self.seq_len, self.batch_size = share.seq_len, share.batch_size
         self.epoch = 0
         self.place: Place | None = None
         self.rest: list[int] = [tokenizer.separator]
@@ -346,17 +343,9 @@ class PrefetchSource(Source):
     def _read(self) -> None:
         try:
             while not self._stop.is_set():
-                self._put(self.inner.fetch())
+                self._queue.put(self.inner.fetch())
         except Exception as error:  # noqa: BLE001 - handed over to the training thread
-            self._put(error)
-
-    def _put(self, item: Batch | Exception) -> None:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.5)
-                return
-            except queue.Full:
-                continue
+            self._queue.put(error)
 
 
 def open_source(data: DataSection, share: Share) -> Source:
@@ -369,10 +358,6 @@ def open_source(data: DataSection, share: Share) -> Source:
         corpus = LocalCorpus(data.local_path, text_field=data.text_field, **of)
     else:
         corpus = FinewebCorpus(**of)
-    packed = PackedSource(
-        corpus,
-        open_tokenizer(data.tokenizer, data.tokenizer_file),
-        seq_len=share.seq_len,
-        batch_size=share.batch_size,
-    )
+    tokenizer = open_tokenizer(data.tokenizer, data.tokenizer_file)
+    packed = PackedSource(corpus, tokenizer, share)
     return PrefetchSource(packed, timeout_s=data.loader_timeout_s)

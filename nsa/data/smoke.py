@@ -47,12 +47,9 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     try:
         sys.stdout.write(json.dumps(read(args)) + "\n")
-    except DataStallError as error:
+    except (DataStallError, NSAError) as error:
         shout(str(error))
-        return int(ExitCode.CRASH)
-    except NSAError as error:
-        shout(str(error))
-        return int(ExitCode.CONFIG)
+        return int(ExitCode.CRASH if isinstance(error, DataStallError) else ExitCode.CONFIG)
     return int(ExitCode.SUCCESS)
 
 

@@ -115,18 +115,16 @@ class LocalCorpus:
                 f"{file}: parquet needs the package pyarrow: pip install 'nsa-runbook[parquet]'"
             ) from error
         try:
-            yield from self._column(file, parquet.ParquetFile(file))
+            table = parquet.ParquetFile(file)
+            if self.text_field not in table.schema_arrow.names:
+                raise DataError(
+                    f"{file}: no column {self.text_field!r} (it has "
+                    f"{', '.join(table.schema_arrow.names)}); set data.text_field"
+                )
+            for group in table.iter_batches(columns=[self.text_field]):
+                yield from (str(text) for text in group.column(0).to_pylist() if text is not None)
         except (OSError, pyarrow.ArrowException) as error:
             raise DataError(f"{file}: cannot be read as parquet ({error})") from error
-
-    def _column(self, file: Path, table: Any) -> Iterator[str]:
-        if self.text_field not in table.schema_arrow.names:
-            raise DataError(
-                f"{file}: no column {self.text_field!r} (it has "
-                f"{', '.join(table.schema_arrow.names)}); set data.text_field"
-            )
-        for group in table.iter_batches(columns=[self.text_field]):
-            yield from (str(text) for text in group.column(0).to_pylist() if text is not None)
 
 
 def _find(path: str) -> list[Path]:

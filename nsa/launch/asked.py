@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -31,9 +32,9 @@ def triton_asked(toggles: ToggleSet, by_config: bool) -> str:
     return str(int(by_config)) if given is None else str(given)
 
 
-def why_no_triton(asked: str, device: str) -> str | None:
+def why_no_triton(toggles: ToggleSet, by_config: bool, device: str) -> str | None:
     """Why the kernels that are asked for by name cannot run, with the remedy, or None."""
-    if asked != "1":
+    if triton_asked(toggles, by_config) != "1":
         return None
     name = "NSA_USE_TRITON_SEL=1 / runtime.use_triton_sel"
     if device == "cpu":
@@ -185,8 +186,8 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("--config", metavar="FILE", help="config file; else CONFIG of the environment")
-    for flag, metavar, text in OVERRIDES.values():
-        add(flag, metavar=metavar, help=text)
+    for key, (flag, metavar, text) in OVERRIDES.items():
+        add(flag, dest=key, metavar=metavar, help=text)
     add("--ddp", metavar="{0,1,auto}", default="auto", help="distributed data parallel")
     add("--resume", metavar="PATH", help="run directory, latest or checkpoint to go on from")
     add("--save", action="store_true", help="checkpoint at the end and when pre-empted")
@@ -210,9 +211,7 @@ def parse_flags(argv: Sequence[str], environ: Mapping[str, str]) -> Flags:
     """
     parser = _parser()
     known, unknown = parser.parse_known_args(list(argv))
-    options = sorted(parser._option_string_actions)
-    problems = [_unknown(word, options) for word in unknown if word.startswith("-")]
-    problems += _stray(unknown)
+    problems = list(_odd(unknown, sorted(parser._option_string_actions)))
     if known.ddp not in ("0", "1", "auto"):
         problems.append(f"--ddp {known.ddp}: allowed is 0, 1 or auto")
     profile = _count("--profile-steps", known.profile_steps, problems)
@@ -240,19 +239,14 @@ def _count(flag: str, text: str, problems: list[str]) -> int:
     return value
 
 
-def _unknown(word: str, options: Sequence[str]) -> str:
-    name = word.split("=", 1)[0]
-    return f"{name}: no such flag{did_you_mean(name, options)}"
-
-
-def _stray(unknown: Sequence[str]) -> list[str]:
-    """Words that follow no flag; the value of an unknown flag is not reported twice."""
-    stray = []
-    for before, word in zip(["", *unknown], unknown, strict=False):
-        value_of_unknown = before.startswith("-") and "=" not in before
-        if not word.startswith("-") and not value_of_unknown:
-            stray.append(f"{word}: unexpected word; every setting is a flag")
-    return stray
+def _odd(unknown: Sequence[str], options: Sequence[str]) -> Iterator[str]:
+    """What is said of words that are no option; the value of one is not told twice."""
+    for before, word in pairwise(["", *unknown]):
+        if word.startswith("-"):
+            name = word.partition("=")[0]
+            yield f"{name}: no such flag{did_you_mean(name, options)}"
+        elif not before.startswith("-") or "=" in before:
+            yield f"{word}: unexpected word; every setting is a flag"
 
 
 def _settings(words: Sequence[str], problems: list[str]) -> dict[str, Any]:
@@ -271,11 +265,12 @@ def _settings(words: Sequence[str], problems: list[str]) -> dict[str, Any]:
 
 
 def _overrides(known: argparse.Namespace) -> Overrides:
-    found: dict[str, tuple[Any, str]] = {}
-    for key, (flag, _, _) in OVERRIDES.items():
-        text = getattr(known, flag[2:].replace("-", "_"))
-        if text is not None:
-            found[key] = _value(key, text), flag
+    given = {key: getattr(known, key) for key in OVERRIDES}
+    found = {
+        key: (_value(key, text), OVERRIDES[key][0])
+        for key, text in given.items()
+        if text is not None
+    }
     if known.synthetic_on_fail:
         found["data.synthetic_on_fail"] = True, "--synthetic-on-fail"
     return found

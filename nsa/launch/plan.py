@@ -17,7 +17,6 @@ from nsa.launch.asked import (
     Flags,
     load_blocks,
     parse_flags,
-    triton_asked,
     why_no_triton,
     why_not,
 )
@@ -276,9 +275,8 @@ def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: Toggl
     if config.data.dataset == "local" and not config.data.local_path:
         problems.append("--dataset local needs --local-path (a file or a folder)")
     device = config.runtime.device
-    asked = triton_asked(toggles, config.runtime.use_triton_sel)
-    missing = (why_no_triton(asked, device), why_not(toggles, device))
-    problems += [text for text in missing if text is not None]
+    no_triton = why_no_triton(toggles, config.runtime.use_triton_sel, device)
+    problems += [text for text in (no_triton, why_not(toggles, device)) if text is not None]
     return problems
 
 

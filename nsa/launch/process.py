@@ -30,12 +30,12 @@ _PR_SET_PDEATHSIG = 1
 GRACE_S = 8.0
 
 
-def arm_death_signal(environ: Mapping[str, str]) -> bool:
+def arm_death_signal(environ: Mapping[str, str]) -> None:
     """Die (SIGKILL) when the launcher dies. Only under torchrun or the harness: a trainer that a
-    person put into the background must outlive the shell. Returns whether it was armed.
+    person put into the background must outlive the shell.
     """
     if "TORCHELASTIC_RUN_ID" not in environ and RUN_TOKEN_VARIABLE not in environ:
-        return False
+        return
     parent = os.getppid()
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
@@ -43,7 +43,6 @@ def arm_death_signal(environ: Mapping[str, str]) -> bool:
     # The parent may have died between its fork and the call above; then no signal will come.
     if os.getppid() != parent:
         os._exit(ExitCode.PREEMPTED)
-    return True
 
 
 def dump_stacks_on_usr1(file: int | None = None) -> None:

@@ -177,15 +177,15 @@ def in_force(ranks: Ranks) -> dict[str, Any]:
 # -- what the last collectives were ---------------------------------------------------------------
 
 
-def write_flight(run_dir: Path, *, rank: int, token: str, reason: str) -> Path | None:
-    """Write the last collectives of this rank; None if torch records none.
+def write_flight(run_dir: Path, *, rank: int, token: str, reason: str) -> None:
+    """Write the last collectives of this rank; nothing if torch records none.
 
     Raises RecordWriteError when the file cannot be written. `created_ns` is on the wall clock;
     `wall_ns` and `mono` say how it stood to the monotonic clock when the file was written.
     """
     entries = _entries()
     if entries is None:
-        return None
+        return
     document = {
         "schema_version": 1,
         "rank": rank,
@@ -197,9 +197,8 @@ def write_flight(run_dir: Path, *, rank: int, token: str, reason: str) -> Path |
         "columns": list(FLIGHT_COLUMNS),
         "entries": entries[-KEPT:],
     }
-    path = run_dir / FLIGHTS.name(rank)
-    write_bytes(path, json.dumps(document, separators=(",", ":")).encode())
-    return path
+    data = json.dumps(document, separators=(",", ":")).encode()
+    write_bytes(run_dir / FLIGHTS.name(rank), data)
 
 
 def _entries() -> list[list[Any]] | None:

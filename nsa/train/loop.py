@@ -64,7 +64,7 @@ class Loop:
         self._saves = _saves(run_dir, engine, heartbeat)
         self._read: dict[str, Any] | None = None
         self._owed = owed
-        self._early = first_batch
+        self._early = [] if first_batch is None else [first_batch]
         self._dump_every = int(self.plan.toggles.number("NSA_MEM_DUMP_EVERY"))
 
     def run(self) -> End:
@@ -119,9 +119,9 @@ class Loop:
 
     def _first_batch(self) -> Batch:
         """What the next step will begin with, looked at before it."""
-        if self._early is None:
-            self._early = self.source.fetch()
-        return self._early
+        if not self._early:
+            self._early = [self.source.fetch()]
+        return self._early[0]
 
     def accounts(self) -> dict[str, Any]:
         """What the exit event says beside the end: what was seen, and what each part counts."""
@@ -231,10 +231,7 @@ class Loop:
 
     def _fetch(self) -> list[Batch]:
         wanted = self.plan.config.train.accumulate_grad_batches
-        batches = []
-        if self._early is not None:
-            batches.append(self._early)
-            self._early = None
+        batches, self._early = self._early, []
         while len(batches) < wanted:
             batches.append(self.source.fetch())
         return batches

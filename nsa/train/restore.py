@@ -172,10 +172,6 @@ class Restored:
     refused: tuple[str, ...]
     evaluated: bool
 
-    def owes_evaluation(self, every: int) -> bool:
-        """Was an evaluation due at its step, every so many, that the end of that run left out?"""
-        return every > 0 and self.step % every == 0 and not self.evaluated
-
 
 def find_step(path: Path, rank: int) -> tuple[Path, list[str]]:
     """The newest sound checkpoint at `path` (a run directory, its checkpoints, or one of them).

@@ -240,7 +240,9 @@ class _Session:
 
         restored = restore.load(path, engine)
         source.seek(restored.position)
-        self.owed = restored.owes_evaluation(self.plan.config.train.eval_every)
+        every = self.plan.config.train.eval_every
+        # The end of that run left out an evaluation that was due.
+        self.owed = every > 0 and restored.step % every == 0 and not restored.evaluated
         for line in restored.refused:
             text = f"damaged checkpoint refused, the one before it is used: {line}"
             self.notes.append(text)

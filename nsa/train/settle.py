@@ -109,12 +109,11 @@ class Settler:
     def add(self, item: Pending) -> None:
         """Take a step, and settle those whose numbers are there without waiting."""
         self._pending.append(item)
-        while len(self._pending) > self.lag:
-            self._settle(self._pending.popleft())
+        self.drain(self.lag)
 
-    def drain(self) -> None:
-        """Wait for all steps' numbers and settle them."""
-        while self._pending:
+    def drain(self, keep: int = 0) -> None:
+        """Wait for the steps' numbers and settle them, all but the last `keep`."""
+        while len(self._pending) > keep:
             self._settle(self._pending.popleft())
 
     def _settle(self, item: Pending) -> None:

@@ -9,8 +9,10 @@ entry there, its name in the `limits` of the phase that reads it, and one line i
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from nsa.strict_yaml import shipped
 from runbook.config import (  # noqa: F401
     IDLE_MFU,
     MOST_OF_PEAK,
@@ -18,13 +20,13 @@ from runbook.config import (  # noqa: F401
     LimitSpec,
     LimitUse,
 )
-from runbook.files import packaged
 from runbook.records import Comparator
 
 
 def table(name: str) -> dict[str, Any]:
-    """The document `NAME.yaml` beside this module."""
-    return packaged("phases.kit", name)
+    """The document `NAME.yaml`, read once."""
+    found: dict[str, Any] = shipped(Path(__file__).with_name(f"{name}.yaml"))
+    return found
 
 
 @cache

@@ -343,12 +343,8 @@ class Invocation(Asked):
 
         A plan is run from its beginning: a phase of it means nothing without those before it.
         """
-        named = list(phases)
-        words = ["runbook", "run", *(["--phase", ",".join(named)] if named else [])]
-        words += ["--profile", self.profile]
+        words = [*self.program, *self._named(phases), "--profile", self.profile]
         if self.plan:
-            words = ["runbook", "launch", *(["--until", named[-1]] if named else [])]
-            words += ["--profile", self.profile]
             words += [] if self.plan == DEFAULT_PLAN else ["--plan", self.plan]
             words += ["--without-go"] if self.without_go else []
         words += [word for setting in self.settings for word in ("--set", setting)]
@@ -357,6 +353,13 @@ class Invocation(Asked):
             value, default = (_text(getattr(one, name)) for one in (self, plain))
             words += [f"--{name.replace('_', '-')}", value] if value != default else []
         return shlex.join([*words, *(["--aa"] if self.aa else [])])
+
+    def _named(self, phases: Iterable[str]) -> list[str]:
+        """The words that name these phases; none of all."""
+        named = list(phases)
+        if not named:
+            return []
+        return ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
 
     def production_line(self) -> str:
         """The launch by the shipped plan that starts production behind a GO of this run."""
@@ -371,9 +374,7 @@ class Invocation(Asked):
 
     def resume_line(self, run_id: str, phases: Iterable[str] = ()) -> str:
         """The command that goes on with this run, or adds phases to it."""
-        words = [*self.program, "--resume", run_id]
-        if named := list(phases):
-            words += ["--until", named[-1]] if self.plan else ["--phase", ",".join(named)]
+        words = [*self.program, "--resume", run_id, *self._named(phases)]
         words += [] if str(self.out) == DEFAULT_OUT else ["--out", str(self.out)]
         return shlex.join(words)
 

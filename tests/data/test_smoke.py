@@ -22,7 +22,7 @@ from nsa.data.text import (
     Tokenizer,
     open_tokenizer,
 )
-from nsa.settings import DataSection
+from nsa.settings import DataSection, Share
 from nsa.witness.gradient_probe import text_again
 
 WORDS = ["--seq-len", "64", "--batch", "1", "--timeout", "60"]
@@ -102,7 +102,7 @@ TEXTS = [f"Document {n}: Straße, NUL \0, half a pair \ud800, <|endoftext|>." fo
 def source(folder: Path, tokenizer: Tokenizer) -> PackedSource:
     path = folder / "docs.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    return PackedSource(LocalCorpus(str(path)), tokenizer, seq_len=100, batch_size=3)
+    return PackedSource(LocalCorpus(str(path)), tokenizer, Share(seq_len=100, batch_size=3))
 
 
 @pytest.mark.parametrize("name", ["byte", "gpt2"])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
-from runbook.files import packaged
+from nsa.strict_yaml import shipped
 
 _DIGEST = re.compile(r"[0-9a-fA-F]{1,16}")
 # Above this a whole number is no count of anything; 2^64 - 1 is the largest sum that is kept.
@@ -62,7 +63,7 @@ _KINDS: Mapping[str, Callable[[object], bool]] = {
 
 def shape_of(document: str) -> dict[str, Any]:
     """The shape of a document, by the name that evidence has for it."""
-    shape: dict[str, Any] = packaged(__package__, "shapes")[document]
+    shape: dict[str, Any] = shipped(Path(__file__).with_suffix(".yaml"))[document]
     return shape
 
 
