@@ -106,8 +106,9 @@ class _Side:
 
 
 def _launch_facts(folder: Path) -> Facts | None:
-    env = json_object(folder / ENV_JSON)
-    return env_facts(env) | device_facts(json_object(folder / DEVICES_BEFORE_JSON)) if env else None
+    env = json_object(folder / ENV_JSON, shape="env")
+    devices = json_object(folder / DEVICES_BEFORE_JSON, shape="devices_before")
+    return env_facts(env) | device_facts(devices) if env else None
 
 
 def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> Comparison:
