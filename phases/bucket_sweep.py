@@ -18,7 +18,7 @@ from runbook.config.registry import PlanContext
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import Frame
 from runbook.stats import BUCKET_LAUNCHES_PLAN, BUCKET_PLAN, Decided, Decision, FloatArray
-from runbook.stats.arms import best_arm_sequential
+from runbook.stats.arms import best_arm_sequential, rounds_of
 
 
 class BucketSweep(AbPhase):
@@ -67,7 +67,7 @@ class BucketSweep(AbPhase):
     ) -> Decision:
         """The best arm: by interim analyses in blocks, else at the planned end."""
         plan = BUCKET_PLAN if context.protocol == "blocks" else BUCKET_LAUNCHES_PLAN
-        return best_arm_sequential(rounds, plan=plan, final=final, steps=steps)
+        return best_arm_sequential(*rounds_of(rounds), plan=plan, final=final, steps=steps)
 
     def _arms_complete(self, case: Case) -> Finding:
         arms = list(self.values(case.context))

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.decisions.catalog import Cell, Result, all_cells
+from benchmarks.decisions.cells import PLANS, Plan
 from benchmarks.program import markdown_table, put_between
-from runbook.stats import PLANS, InterimPlan, Plan, TwoStagePlan
+from runbook.stats import InterimPlan, TwoStagePlan
 
 CHUNK = 500
 SHOWN = ("right", "wrong", "TIE", "KEEP", "DROP", "PASS", "FAIL", "INVALID", "INCONCLUSIVE")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from benchmarks.decisions.cells import (
     BLOCK_STEPS,
     BLOCK_WARMUP,
+    FASTER_PLAN,
     LAUNCH_STEPS,
     LAUNCH_WARMUP,
     Cell,
@@ -42,14 +43,13 @@ from runbook.stats import (
     AA_PLAN,
     BUCKET_LAUNCHES_PLAN,
     BUCKET_PLAN,
-    FASTER_PLAN,
     FUSED_LAUNCHES_PLAN,
     FUSED_PLAN,
     Decided,
     Decision,
     InterimPlan,
 )
-from runbook.stats.arms import judge_rounds_so_far, non_inferiority
+from runbook.stats.arms import best_arm_sequential, non_inferiority
 
 ARMS = ("25", "50", "100")
 # The noisy machine with steps so erratic that 600 steps allow a standard error of 1.1 %.
@@ -135,7 +135,7 @@ def sweep_cells() -> Iterator[Cell]:
     ):
 
         def decide(values: FloatArray, steps: Any, plan: Any = plan) -> Decision:
-            return judge_rounds_so_far(ARMS, values, plan=plan, steps=steps)
+            return best_arm_sequential(ARMS, values, plan=plan, steps=steps)
 
         for noise in noises:
             for truth, speeds in truths.items():
@@ -213,7 +213,7 @@ def equal_arms_cells() -> Iterator[Cell]:
     """`alarm` is a difference found between equal arms, whichever looks better."""
 
     def decide(values: FloatArray, steps: Any) -> Decision:
-        return judge_rounds_so_far(ARMS[:2], values, plan=AA_PLAN, final=True, steps=steps)
+        return best_arm_sequential(ARMS[:2], values, plan=AA_PLAN, final=True, steps=steps)
 
     # The CPU profile cuts the plan off.
     cut = [load_profile("cpu").phases[name] for name in ("fused_adamw", "bucket_sweep")]

@@ -10,7 +10,38 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.decisions.noise import FloatArray, Noise
-from runbook.stats import Decided, Decision, Plan
+from runbook.stats import (
+    AA_PLAN,
+    BUCKET_LAUNCHES_PLAN,
+    BUCKET_PLAN,
+    FUSED_LAUNCHES_PLAN,
+    FUSED_PLAN,
+    REGRESSION_PLAN,
+    SCALING_PLAN,
+    TARGET_PLAN,
+    Decided,
+    Decision,
+    FixedPlan,
+    InterimPlan,
+    TwoStagePlan,
+)
+
+# As `nsa.tests.test_performance_guards` has it.
+FASTER_PLAN = FixedPlan(units=7, error=0.01)
+
+Plan = InterimPlan | FixedPlan | TwoStagePlan
+# By the question as the page of statistics has it.
+PLANS: dict[str, Plan] = {
+    "best arm, blocks": BUCKET_PLAN,
+    "best arm, launches": BUCKET_LAUNCHES_PLAN,
+    "fused AdamW, blocks": FUSED_PLAN,
+    "fused AdamW, launches": FUSED_LAUNCHES_PLAN,
+    "equal arms (A/A)": AA_PLAN,
+    "scaling": SCALING_PLAN,
+    "throughput target": TARGET_PLAN,
+    "v2 faster": FASTER_PLAN,
+    "nightly regression": REGRESSION_PLAN,
+}
 
 BLOCK_STEPS, BLOCK_WARMUP = 20, 3
 LAUNCH_STEPS, LAUNCH_WARMUP = 50, 3

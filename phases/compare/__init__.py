@@ -39,7 +39,7 @@ from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Launch, Measurement, Outcome, Reason
 from runbook.records.evidence import Frame, LaunchEvidence, TrainingLog
 from runbook.stats import AA_PLAN, Decided, Decision, FloatArray
-from runbook.stats.arms import best_arm_sequential, complete_rounds, t_quantile
+from runbook.stats.arms import best_arm_sequential, complete_rounds, rounds_of, t_quantile
 from runbook.stats.throughput import StatisticsError, block_step_times, block_throughputs, effective
 
 
@@ -266,7 +266,8 @@ class AbPhase(RowPhase):
     ) -> Decision:
         """`decide`, or of equal arms: does either look better than the other?"""
         if context.aa:
-            return best_arm_sequential(rounds, plan=AA_PLAN, steps=steps, final=final)
+            arms, values = rounds_of(rounds)
+            return best_arm_sequential(arms, values, plan=AA_PLAN, steps=steps, final=final)
         return self.decide(context, rounds, steps, final=final)
 
     def may_fail(self, context: PlanContext, arm: str) -> bool:  # noqa: ARG002

@@ -31,7 +31,7 @@ from phases.training.own import own_rate
 from phases.training.plausible import mfu_of
 from phases.training.stability import selection
 from runbook.accounts import COPY_TOLERANCE
-from runbook.accounts.clocks import BusySteps, clock_ratio
+from runbook.accounts.clocks import busy_steps, clock_ratio
 from runbook.config import IDLE_MFU, Limit
 from runbook.config.registry import Judgement
 from runbook.records import Mark, Measurement, Outcome, Reason, Series, Table, Window, thin_points
@@ -62,7 +62,7 @@ def launch_rate(case: Case, name: str) -> Measurement:
     rate = effective_rate(log)
     first = rate.window.first_step if rate.window else 0
     ranks = case.launch(name).ranks
-    busy = BusySteps(ranks)
+    busy = busy_steps(ranks)
     clocks = [(clock_ratio(log.frame, rank, busy, first_step=first), rank) for rank in ranks]
     slowest, rank = max(clocks, key=lambda clock: clock[0], default=(1.0, None))
     if rank is None or slowest <= 1.0 + COPY_TOLERANCE:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from nsa.contract import ENV_JSON
+from phases.kit import table
 from phases.kit.case import Case, once
 from phases.kit.finding import (
     Finding,
@@ -113,7 +114,7 @@ def _failed(off: Unbalanced, name: str, paths: Sequence[str]) -> Finding:
     reason = f"{name}: {in_a_row(off.problems)}"
     if account is None:
         return failed(off.found[0][0].reason, reason, evidence=paths)
-    title = account.title.format(name=name)
+    title = table("playbook")["titles"].get(account.topic, "").format(name=name)
     return failed(account.reason, reason, evidence=paths, topic=account.topic, title=title)
 
 

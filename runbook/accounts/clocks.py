@@ -55,28 +55,25 @@ _PLACE_WINDOW, _PLACE_LEAST = 5, 3
 _NEARBY = 10
 
 
-class BusySteps:
-    """Steps in whose time something else happened too: on the rank itself, or on one it waits for.
+BusySteps = Mapping[int, set[int]]
 
-    Made once for all ranks of a launch: what each has to know of all others is a count.
+
+def busy_steps(ranks: Sequence[RankLog]) -> BusySteps:
+    """Of each rank the steps whose clock counts more than the step.
+
+    Something else happened in them, on the rank itself or on one that it waits for: in that step or
+    in the one after.
     """
-
-    def __init__(self, ranks: Sequence[RankLog]) -> None:
-        timed = {rank.rank: rank.steps for rank in ranks if rank.steps is not None}
-        self._own = {
-            number: set(steps.loc[~steps["alone"].astype(bool), "step"].astype(int))
-            for number, steps in timed.items()
-        }
-        self._ranks = Counter(step for own in self._own.values() for step in own)
-
-    def of(self, number: int) -> set[int]:
-        """Steps of a rank whose clock counts more than the step.
-
-        The others wait for a busy rank in that step or in the one after.
-        """
-        own = self._own.get(number, set())
-        after = {step + 1 for step, count in self._ranks.items() if count > (step in own)}
-        return after | self._ranks.keys()
+    own = {
+        rank.rank: set(rank.steps.loc[~rank.steps["alone"].astype(bool), "step"].astype(int))
+        for rank in ranks
+        if rank.steps is not None
+    }
+    count = Counter(step for steps in own.values() for step in steps)
+    return {
+        number: {step + 1 for step in count if count[step] > (step in steps)} | count.keys()
+        for number, steps in own.items()
+    }
 
 
 def time_account(
@@ -93,7 +90,7 @@ def time_account(
     """
     away_s = {end.rank: end.away_s for end in exits}
     spent = {rank.rank: _processor_s(rank) for rank in ranks}
-    problems, busy = _watched_clock(exits, spent), BusySteps(ranks)
+    problems, busy = _watched_clock(exits, spent), busy_steps(ranks)
     for rank in ranks:
         if rank.steps is None:
             problems.append(f"rank {rank.rank}: no step_end to time the steps by")
@@ -312,7 +309,7 @@ def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.Dat
     both = frame[told].assign(inside=goes_on(frame))
     clock = rank.steps[["step"]].assign(clock_s=rank.steps["mono"].diff())
     both = joined(both, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
-    others = both["step"].isin(busy.of(rank.rank))
+    others = both["step"].isin(busy[rank.rank])
     kept: pd.DataFrame = both[both["inside"] & ~others & both["clock_s"].notna()]
     return kept.assign(run=(kept["step"].diff() != 1).cumsum())
 

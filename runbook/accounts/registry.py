@@ -9,7 +9,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from runbook.accounts import (
-    Keeping,
     Workload,
     between_steps,
     clocks,
@@ -45,19 +44,9 @@ class Sources:
     given: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def device(self) -> str:
-        """The kind of device that the ranks compute on."""
-        return self.work.device
-
-    @property
     def lag(self) -> int:
         """So many steps a device may be behind the host that notes their ends."""
-        return int(self.device == "cuda")
-
-    @property
-    def keeping(self) -> Keeping:
-        """Which checkpoints the config wants, and keeps."""
-        return self.work.keeping
+        return int(self.work.device == "cuda")
 
 
 class Row(StrEnum):
@@ -68,18 +57,6 @@ class Row(StrEnum):
     ORACLE = "oracle"
 
 
-# The title of the row where all that is off has one remedy, of a launch {name}.
-_TITLES = {
-    "trained_on": "{name} does not read the tokens that its data have.",
-    "again": "{name} gives other losses than the same batches do when they run once more.",
-    "saved": "The checkpoints of {name} are not what they have to be.",
-    "selection": "{name} tells of another selection than its config means.",
-    "evaluated": "Evaluations of {name} are not of its weights on what is held out.",
-    "evaluations": "{name} left out evaluations that train.eval_every asks for.",
-    "saves": "{name} left out checkpoints that train.save_every asks for.",
-    "schedule": "{name} has other learning rates than its config plans.",
-    "settings": "{name} does not run with what it was given.",
-}
 # What is not as it was asked for; in all others two sources differ.
 _MISMATCHES = ("selection", "settings", "first_weights")
 # What else is off may follow from these.
@@ -88,22 +65,17 @@ _LEADING = ("left_over", "own_loss", "exchange", "first_weights")
 
 @dataclass(frozen=True)
 class Account:
-    """One account: `check` asks for what it needs of `Sources`, and returns what is off.
+    """One account: `check` asks for what it needs of sources or their work, returns what is off.
 
-    An account with a `topic` has a remedy of its own: where no other account of its row is off,
-    or, if it leads, wherever it is off. A `copied` account needs every column of training.csv that
-    heartbeats have too.
+    An account with a `topic` has a remedy and a title of its own: where no other account of its
+    row is off, or, if it leads, wherever it is off. A `copied` account needs every column of
+    training.csv that heartbeats have too.
     """
 
     row: Row
     check: Callable[..., Iterable[str]]
     topic: str = ""
     copied: bool = False
-
-    @property
-    def title(self) -> str:
-        """The row's, where this account is what is off; empty where it has none of its own."""
-        return _TITLES.get(self.topic, "")
 
     @property
     def reason(self) -> Reason:
@@ -115,7 +87,8 @@ class Account:
     def problems(self, sources: Sources) -> tuple[str, ...]:
         """What does not balance, in words."""
         asked = inspect.signature(self.check).parameters
-        return tuple(self.check(**{name: getattr(sources, name) for name in asked}))
+        told = {**vars(sources.work), **vars(sources), "lag": sources.lag}
+        return tuple(self.check(**{name: told[name] for name in asked}))
 
 
 # In the order in which they are told.
@@ -148,7 +121,8 @@ ACCOUNTS = (
     Account(Row.ACCOUNTS, tables.saved_account, "saved"),
     Account(Row.ACCOUNTS, tables.position_account, "saved"),
     Account(Row.ACCOUNTS, first_weights.size_account),
-    Account(Row.ACCOUNTS, tables.settings_account, "settings"),
+    Account(Row.ACCOUNTS, tables.timeout_account, "settings"),
+    Account(Row.ACCOUNTS, tables.thread_account, "settings"),
     Account(Row.GRADIENTS, gradients.left_over_account, "left_over"),
     Account(Row.GRADIENTS, gradients.gradient_account),
     Account(Row.GRADIENTS, gradients.logit_account, "own_loss"),

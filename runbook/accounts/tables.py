@@ -260,16 +260,6 @@ def _shown(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, int | float) else str(value)
 
 
-def settings_account(
-    ranks: Sequence[RankLog], env: Mapping[str, Any], given: Mapping[str, str]
-) -> list[str]:
-    """Every setting that the ranks do not run with as it was given.
-
-    given: the variables that the launch was planned with, as far as they are known.
-    """
-    return [*timeout_account(ranks, env), *thread_account(ranks, given)]
-
-
 def timeout_account(ranks: Sequence[RankLog], env: Mapping[str, Any]) -> list[str]:
     """The process group of every rank gives up when it was told to."""
     asked: Value = recorded_toggles(env).get(_TIMEOUT, TOGGLES[_TIMEOUT].default)

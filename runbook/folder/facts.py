@@ -25,7 +25,7 @@ from nsa.toggles import PREFIX
 from runbook.errors import RunbookError
 from runbook.files import read_bytes, write_atomic
 from runbook.folder import ACCEPTED_JSON, DEVICES_BEFORE_JSON
-from runbook.folder.launch.documents import read_json_object
+from runbook.folder.launch.documents import json_object, read_json_object
 from runbook.records.evidence import AcceptedRuns, Fact
 from runbook.records.measurement import first_problem
 
@@ -88,20 +88,19 @@ def env_facts(env: Mapping[str, Any]) -> Facts:
     facts: Facts = {}
     for name, kind in _KINDS.items():
         # The branch is only a name for the commit.
-        inner = {key: v for key, v in _mapping(env.get(name)).items() if key != "branch"}
+        inner = {key: v for key, v in (env.get(name) or {}).items() if key != "branch"}
         # Another card of the same model is no other machine: it may be slower, and that is to show.
         facts |= {
             ("cards" if (name, key) == _CARDS else kind, f"{name}.{key}"): str(value)
             for key, value in inner.items()
         }
-    effective = _mapping(env.get("effective"))
-    for source, names in ((env, ("world_size", "config_sha256")), (effective, _WORK)):
+    work = ((env, ("world_size", "config_sha256")), (env.get("effective") or {}, _WORK))
+    for source, names in work:
         facts |= {("work", name): str(source[name]) for name in names if name in source}
-    toggles = env.get("toggles")
-    for toggle in toggles if isinstance(toggles, list | tuple) else ():
-        if "name" in _mapping(toggle):
-            facts["toggles", f"toggle {toggle['name']}"] = str(toggle.get("value"))
-    return facts
+    toggles = (toggle for toggle in env.get("toggles") or () if "name" in toggle)
+    return facts | {
+        ("toggles", f"toggle {toggle['name']}"): str(toggle.get("value")) for toggle in toggles
+    }
 
 
 def variable_facts(planned: Mapping[str, str]) -> Facts:
@@ -115,21 +114,16 @@ def variable_facts(planned: Mapping[str, str]) -> Facts:
 
 def device_facts(devices: Mapping[str, Any] | None) -> Facts:
     """The cards of a launch and their driver, by its devices_before.json."""
-    found = _mapping(devices)
-    gpus = found.get("gpus")
-    cards = [_mapping(gpu).get("uuid") for gpu in gpus] if isinstance(gpus, list | tuple) else []
-    facts: Facts = {}
-    if uuids := ", ".join(sorted(str(uuid) for uuid in cards if uuid)):
-        facts["cards", "GPU UUIDs"] = uuids
-    if found.get("driver"):
-        facts["software", "driver"] = str(found["driver"])
-    return facts
+    found = devices or {}
+    uuids = sorted(gpu["uuid"] for gpu in found.get("gpus") or () if gpu.get("uuid"))
+    facts = {("cards", "GPU UUIDs"): ", ".join(uuids), ("software", "driver"): found.get("driver")}
+    return {name: text for name, text in facts.items() if text}
 
 
 def launch_facts(folder: Path) -> Facts | None:
     """What the launch in this folder ran on and with; None without an env.json that can be read."""
-    env, _ = read_json_object(folder / ENV_JSON, [], shape="env")
-    devices, _ = read_json_object(folder / DEVICES_BEFORE_JSON, [], shape="devices_before")
+    env = json_object(folder / ENV_JSON, shape="env")
+    devices = json_object(folder / DEVICES_BEFORE_JSON, shape="devices_before")
     return env_facts(env) | device_facts(devices) if env else None
 
 
@@ -181,10 +175,6 @@ def differences(
             yield from differences(mine, theirs, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", mine, theirs
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def read_accepted(run_root: Path, phase: str) -> AcceptedRuns | None:

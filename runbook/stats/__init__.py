@@ -296,23 +296,7 @@ AA_PLAN = InterimPlan(analyses=(4, 6, 8, 12, 18, 24), error=0.0025, power=1.0)
 # every bit of power is needed. A run that ends after 3 pairs spends all of it there.
 SCALING_PLAN = InterimPlan(analyses=(3, 4, 5), error=0.01, power=10.0)
 TARGET_PLAN = FixedPlan(units=3, error=0.05)
-# As `nsa.tests.test_performance_guards` has it.
-FASTER_PLAN = FixedPlan(units=7, error=0.01)
 REGRESSION_PLAN = TwoStagePlan(first=3, more=15, suspicion=0.3, error=0.005)
-
-Plan = InterimPlan | FixedPlan | TwoStagePlan
-# By the question as the page of statistics has it.
-PLANS: dict[str, Plan] = {
-    "best arm, blocks": BUCKET_PLAN,
-    "best arm, launches": BUCKET_LAUNCHES_PLAN,
-    "fused AdamW, blocks": FUSED_PLAN,
-    "fused AdamW, launches": FUSED_LAUNCHES_PLAN,
-    "equal arms (A/A)": AA_PLAN,
-    "scaling": SCALING_PLAN,
-    "throughput target": TARGET_PLAN,
-    "v2 faster": FASTER_PLAN,
-    "nightly regression": REGRESSION_PLAN,
-}
 
 
 Arm = TypeVar("Arm")

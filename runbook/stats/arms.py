@@ -17,7 +17,6 @@ import numpy as np
 
 from runbook.errors import UsageError
 from runbook.stats import (
-    BUCKET_PLAN,
     REGRESSION_PLAN,
     Decided,
     Decision,
@@ -57,10 +56,7 @@ def t_upper_tail(t: float, freedom: float) -> float:
 
 def mean_and_error(values: FloatArray) -> tuple[float, float]:
     """Mean and its standard error (n - 1 in the variance); at least two values."""
-    n = values.size
-    mean = float(values.mean())
-    spread = values - mean
-    return mean, math.sqrt(float(spread @ spread) / (n - 1) / n)
+    return float(values.mean()), float(values.std(ddof=1)) / math.sqrt(values.size)
 
 
 def log_bounds(logs: FloatArray, error: float) -> tuple[float, tuple[float, float]]:
@@ -106,9 +102,10 @@ def complete_rounds(samples: pd.DataFrame) -> tuple[pd.DataFrame, int]:
 
 
 def best_arm_sequential(
-    samples: pd.DataFrame,
+    arms: Sequence[str],
+    values: FloatArray,
     *,
-    plan: InterimPlan = BUCKET_PLAN,
+    plan: InterimPlan,
     final: bool = False,
     steps: FloatArray | None = None,
 ) -> Decision:
@@ -121,28 +118,13 @@ def best_arm_sequential(
     error, since it declares no winner.
 
     Args:
-        samples: columns `arm`, `block` (the round) and `value` (throughput of that arm in that
-            round: tokens / time); every arm exactly once in every round.
+        arms: their names.
+        values: throughput (tokens / time) of each arm in each round, as `rounds_of` has it.
         plan: the interim analyses; must not be changed after the first round was seen.
         final: no more rounds will come (time is up): spend what error is left on a last analysis.
         steps: seconds per step, [rounds, arms, steps]; a WINNER found on a machine that changed
             its pace meanwhile is INCONCLUSIVE.
-
-    Raises:
-        UsageError, ValueError: as `rounds_of`.
     """
-    return judge_rounds_so_far(*rounds_of(samples), plan=plan, final=final, steps=steps)
-
-
-def judge_rounds_so_far(
-    arms: Sequence[str],
-    values: FloatArray,
-    *,
-    plan: InterimPlan,
-    final: bool = False,
-    steps: FloatArray | None = None,
-) -> Decision:
-    """`best_arm_sequential` on an array [rounds, arms]."""
 
     def analyze(rounds: int, spend: float) -> Decision:
         return unless_disturbed(judge_rounds(arms, values[:rounds], error=spend), steps)
@@ -206,9 +188,7 @@ def _pairwise(logs: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Mean and standard error of all paired differences: two arrays [arms, arms]."""
     rounds = logs.shape[0]
     gaps = logs[:, :, None] - logs[:, None, :]
-    mean = gaps.mean(axis=0)
-    variance = np.square(gaps - mean).sum(axis=0) / (rounds - 1)
-    return mean, np.sqrt(variance / rounds)
+    return gaps.mean(axis=0), gaps.std(axis=0, ddof=1) / math.sqrt(rounds)
 
 
 # A loss that a variant may have, as a share. A gross one (so many margins) must be excluded at this

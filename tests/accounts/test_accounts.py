@@ -58,8 +58,8 @@ def test_a_rate_is_written_with_three_digits(more: float, apart: int) -> None:
 @pytest.mark.parametrize(
     ("names", "topic"),
     [
-        ("settings", "settings"),
-        ("settings memory", None),
+        ("timeout thread", "settings"),
+        ("timeout memory", None),
         # Of one remedy; and not of one.
         ("token data", "trained_on"),
         ("token saved", None),
@@ -79,7 +79,7 @@ def test_accounts_that_do_not_balance_have_one_remedy_or_none(
     alone = Unbalanced(found=found).account
     assert (alone and alone.topic) == topic
     assert Unbalanced(found=found).problems == [f"{name} is off" for name in names.split()]
-    assert alone is None or names != "settings" or alone.reason is Reason.MISMATCH
+    assert alone is None or topic != "settings" or alone.reason is Reason.MISMATCH
 
 
 def test_without_a_column_that_heartbeats_tell_nothing_is_held_against_them() -> None:

@@ -71,7 +71,7 @@ def test_one_step_of_another_length_is_noticed_however_long_steps_are(
     table = table.assign(loss=1.0, grad_norm=1.0, toks_per_s=1.0)
     ranks = tuple(rank(number, table) for number in range(RANKS))
     lied = table.assign(dt_s=table["dt_s"] + off_s * (table["step"] == 970))
-    busy = clocks.BusySteps(ranks)
+    busy = clocks.busy_steps(ranks)
     assert clocks.step_clock(table, ranks[0], busy) == []
     (text,) = clocks.step_clock(lied, ranks[0], busy)
     assert text.startswith("dt_s moves step ends by 0.0")
@@ -95,19 +95,19 @@ def test_a_host_that_gets_ahead_in_every_block_is_no_fraud() -> None:
     """Each block begins side by side and ends with the host up to a step ahead: 3 % in all."""
     table, ranks = real_steps()
     assert table.groupby(["block", "arm"]).ngroups == 12
-    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks), lag=1) == []
-    (problem,) = clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks))
+    assert clocks.step_clock(table, ranks[0], clocks.busy_steps(ranks), lag=1) == []
+    (problem,) = clocks.step_clock(table, ranks[0], clocks.busy_steps(ranks))
     assert problem.startswith("dt_s sums to 1.034 of what rank 0's clock shows")
     for factor in (0.95, 1.05):
         lied = table.assign(dt_s=table["dt_s"] * factor)
-        assert len(clocks.step_clock(lied, ranks[0], clocks.BusySteps(ranks), lag=1)) == 1
+        assert len(clocks.step_clock(lied, ranks[0], clocks.busy_steps(ranks), lag=1)) == 1
 
 
 def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:
     """0.2 s in one step of a block, which is more than being ahead explains."""
     table, ranks = real_steps()
     stalled = steps_of(ranks, 0, mono=late_by(lambda step: 0.2 * (step >= 113)))
-    (problem,) = clocks.step_clock(table, stalled[0], clocks.BusySteps(stalled), lag=1)
+    (problem,) = clocks.step_clock(table, stalled[0], clocks.busy_steps(stalled), lag=1)
     assert "moves step ends by" in problem
 
 
@@ -165,7 +165,8 @@ def one_rank(
 
 def agrees(table: pd.DataFrame, ranks: Ranks) -> bool:
     """Of all steps together; rank 0, which writes dt_s, is held to each by itself as well."""
-    return clocks.step_clock(table, replace(ranks[0], rank=1), clocks.BusySteps(ranks)) == []
+    other = replace(ranks[0], rank=1)
+    return clocks.step_clock(table, other, clocks.busy_steps((other,))) == []
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_a_quarter_of_forty_steps_or_more_has_to_be_timed_by_both(
 ) -> None:
     table, ranks = one_rank(DT_S, rows=rows)
     ranks = steps_of(ranks, 0, alone=table["step"].between(2, timed + 1))
-    assert clocks.step_clock(table, ranks[0], clocks.BusySteps(ranks)) == (
+    assert clocks.step_clock(table, ranks[0], clocks.busy_steps(ranks)) == (
         [] if enough else ["rank 0: too few steps have a time in both files"]
     )
     silent = changed(ranks, 0, steps=None)
@@ -218,11 +219,11 @@ def test_what_a_rank_does_beside_a_step_takes_that_step_out_and_the_next_of_othe
     ranks = steps_of(ranks, 0, alone=table["step"] != 20)
     left_out = []
     for one in ranks:
-        both = clocks.clocked_steps(table, one, clocks.BusySteps(ranks))
+        both = clocks.clocked_steps(table, one, clocks.busy_steps(ranks))
         left_out.append(set(table["step"]) - set(both["step"]))
     assert left_out == [{1, 20}, {1, 20, 21}]
     silent = changed(ranks, 0, steps=None)
-    assert clocks.step_clock(table, silent[1], clocks.BusySteps(silent)) == []
+    assert clocks.step_clock(table, silent[1], clocks.busy_steps(silent)) == []
 
 
 def test_the_ratio_of_the_clocks_leaves_warm_up_out() -> None:
@@ -230,11 +231,11 @@ def test_the_ratio_of_the_clocks_leaves_warm_up_out() -> None:
     table, ranks = one_rank(np.where(np.arange(1, 62) <= 30, 2 * DT_S, DT_S))
 
     def ratio(first_step: int) -> float:
-        return clocks.clock_ratio(table, ranks[0], clocks.BusySteps(ranks), first_step=first_step)
+        return clocks.clock_ratio(table, ranks[0], clocks.busy_steps(ranks), first_step=first_step)
 
     assert ratio(31) == pytest.approx(1.0)
     assert ratio(30) == pytest.approx(33 / 32)
-    assert clocks.clock_ratio(table, ranks[0], clocks.BusySteps(ranks)) == pytest.approx(
+    assert clocks.clock_ratio(table, ranks[0], clocks.busy_steps(ranks)) == pytest.approx(
         (2 * 29 + 31) / 60
     )
     assert ratio(62) == 1.0
@@ -244,9 +245,9 @@ def test_without_both_times_there_is_no_ratio() -> None:
     table, ranks = one_rank(3 * DT_S)
     silent = changed(ranks, 0, steps=None)
     for frame, one in ((table.drop(columns="dt_s"), ranks[0]), (table, silent[0])):
-        assert clocks.clocked_steps(frame, one, clocks.BusySteps(ranks)) is None
-        assert clocks.clock_ratio(frame, one, clocks.BusySteps(ranks)) == 1.0
-        assert "too few steps" in clocks.step_clock(frame, one, clocks.BusySteps(ranks))[0]
+        assert clocks.clocked_steps(frame, one, clocks.busy_steps(ranks)) is None
+        assert clocks.clock_ratio(frame, one, clocks.busy_steps(ranks)) == 1.0
+        assert "too few steps" in clocks.step_clock(frame, one, clocks.busy_steps(ranks))[0]
 
 
 @pytest.mark.parametrize(("timed", "agreed"), [(3, True), (9, True), (10, False)])

@@ -23,6 +23,7 @@ from scipy.stats import binom
 
 from benchmarks.decisions.__main__ import main, plan_table, simulate
 from benchmarks.decisions.catalog import LAUNCHED_PAIRS, PAIR_STEPS, Cell, Claim, all_cells
+from benchmarks.decisions.cells import PLANS
 from benchmarks.decisions.noise import rates
 from nsa.tests import test_performance_guards
 from runbook import stats as plans
@@ -110,7 +111,7 @@ def test_fewer_than_five_runs_are_no_level() -> None:
 
 def test_every_plan_and_nothing_else_is_simulated_and_the_page_has_all_of_it() -> None:
     simulated = {id(cell.plan) for cell in all_cells() if cell.plan is not None}
-    assert simulated == {id(plan) for plan in plans.PLANS.values()}
+    assert simulated == {id(plan) for plan in PLANS.values()}
     page = (Path(__file__).parents[2] / "benchmarks/results/decisions.md").read_text("utf-8")
     assert plan_table() in page
 
@@ -138,11 +139,11 @@ def test_a_phase_follows_the_published_plan(
     where = builder.context(**changes)
     before = {"baseline": builder.evidence("baseline", where)}
     builder.row(phase, what, builder.evidence(phase, where, earlier=before), where)
-    assert followed and all(one is plans.PLANS[plan] for one in followed)
+    assert followed and all(one is PLANS[plan] for one in followed)
 
 
 def test_the_shipped_race_of_v2_is_the_one_that_is_simulated() -> None:
-    race = plans.PLANS["v2 faster"]
+    race = PLANS["v2 faster"]
     assert isinstance(race, plans.FixedPlan)
     assert race.units == test_performance_guards.BLOCKS
     quantile = t_quantile(race.error, race.units - 1)
@@ -202,6 +203,11 @@ def best_arm(table: pd.DataFrame) -> Decision:
     return judge_rounds(*rounds_of(table), error=0.01)
 
 
+def in_looks(table: pd.DataFrame, **how: Any) -> Decision:
+    """The best arm of a long table, by interim analyses."""
+    return best_arm_sequential(*rounds_of(table), plan=plans.BUCKET_PLAN, **how)
+
+
 def noisy_rounds(speeds: tuple[float, ...], rounds: int, sd: float, seed: int = 0) -> pd.DataFrame:
     rng = np.random.default_rng(seed)
     pace = rng.normal(0, 0.05, (rounds, 1))  # common to the round: pairing must remove it
@@ -222,15 +228,15 @@ def test_the_decision_turns_exactly_at_the_two_sided_critical_value() -> None:
 
 def test_it_stops_at_the_first_look_that_decides_and_stays_there() -> None:
     table = noisy_rounds((100.0, 120.0), 24, 0.01)
-    early = best_arm_sequential(table[table["block"] < 4])
+    early = in_looks(table[table["block"] < 4])
     assert (early.outcome, early.n) == (Decided.WINNER, 4)
-    assert best_arm_sequential(table) == early
+    assert in_looks(table) == early
 
 
 def test_between_analyses_it_says_go_on_until_time_is_up() -> None:
     """Then what is left of the error is spent."""
     table = noisy_rounds((100.0, 102.0), 5, 0.03)
-    waits, ended = (best_arm_sequential(table, final=final) for final in (False, True))
+    waits, ended = (in_looks(table, final=final) for final in (False, True))
     assert (waits.outcome, waits.go_on, waits.estimate) == (Decided.INCONCLUSIVE, True, None)
     assert "the next interim analysis is after 6" in waits.reason
     assert (ended.outcome, ended.n, ended.go_on) == (Decided.TIE, 5, False)
@@ -239,7 +245,7 @@ def test_between_analyses_it_says_go_on_until_time_is_up() -> None:
 @pytest.mark.parametrize(("sd", "early"), [(0.005, True), (0.10, False)])
 def test_equal_arms_end_early_as_a_tie_if_the_margin_is_wide_enough(sd: float, early: bool) -> None:
     """Noise of 10 % cannot exclude a lead of 2 %."""
-    decision = best_arm_sequential(noisy_rounds((100.0, 100.0, 100.0), 24, sd))
+    decision = in_looks(noisy_rounds((100.0, 100.0, 100.0), 24, sd))
     assert (decision.outcome, decision.n < 24) == (Decided.TIE, early)
 
 
@@ -325,6 +331,6 @@ def test_a_difference_beside_a_neighbor_is_not_believed() -> None:
     assert seen.outcome is Decided.INCONCLUSIVE
     assert "DROP is not believed" in seen.reason and "changed its pace" in seen.reason
     table = table_of(rates(times)[:24])
-    assert best_arm_sequential(table, final=True).outcome is Decided.WINNER
-    arm = best_arm_sequential(table, final=True, steps=times)
+    assert in_looks(table, final=True).outcome is Decided.WINNER
+    arm = in_looks(table, final=True, steps=times)
     assert (arm.outcome, arm.winner) == (Decided.INCONCLUSIVE, None)

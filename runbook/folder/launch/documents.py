@@ -79,10 +79,10 @@ def read_json_object(
     return document, sha256
 
 
-def json_object(path: Path) -> Mapping[str, Any]:
+def json_object(path: Path, *, shape: str = "") -> Mapping[str, Any]:
     """The JSON object in `path` as far as it is there: empty if it cannot be read as one."""
     try:
-        return read_json_object(path, [])[0] or {}
+        return read_json_object(path, [], shape=shape)[0] or {}
     except OSError:
         return {}
 

@@ -105,7 +105,7 @@ def rank_log(said: RankLines, *, path: str) -> RankLog:
         evaluations=tuple(said.kept.get(Event.EVAL, ())),
         nonfinite=said.last(Event.NONFINITE) or None,
         halt_reason=str(said.last(Event.HALT).get("reason", "")) if halted else None,
-        pids=tuple(said.pids),
+        pids=said.distinct("pid"),
         clock_s=float(mono[-1] - mono[0]) if len(mono) else None,
         silence_s=max(0.0, float(pauses.max())) if len(pauses) else None,
         last_ts=float(ts[-1]) if len(ts) else None,
@@ -204,11 +204,11 @@ _AT_ONCE = 2048
 # When a step begins to fetch, has its data, was computed once more, and has ended.
 MARKS = (Event.STEP_START, Event.FETCHED, Event.RECOMPUTED, Event.STEP_END)
 # Numbers of a line; ENDED are those of a step's end, and SAID of its report.
-_LINE = ("step", "mono", "ts", "pid")
-_WHOLE = ("step", "pid")
+_LINE = ("step", "mono", "ts", "pid", "rank")
+_WHOLE = ("step", "pid", "rank")
 # Of whose fields one that is no number is told: of a clock, where it times a step.
 _TELLERS: Mapping[str, tuple[Event, ...]] = {
-    "step": (), "pid": (), "mono": MARKS, "ts": (Event.STEP_END,)
+    "step": (), "pid": (), "rank": (), "mono": MARKS, "ts": (Event.STEP_END,)
 }  # fmt: skip
 ENDED = ("embedded", "mem_mib", "reserved_mib", "rss_mib", "cuda_mib", "cpu_s")
 SAID = ("loss", "toks_per_s", "grad_norm", "fetch_s")
@@ -233,8 +233,6 @@ class RankLines:
     dropped: int = 0
     damage: list[str] = field(default_factory=list)
     tokens: dict[str, None] = field(default_factory=dict)
-    pids: dict[int, None] = field(default_factory=dict)
-    other_ranks: set[int] = field(default_factory=set)
     effects: list[Effect] = field(default_factory=list)
     kept: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     # What has another shape, by the number of its line.
@@ -285,7 +283,8 @@ class RankLines:
             if event is not None:
                 known.setdefault(event, len(known))
         number = np.array([known.get(event, -1) for event in told], dtype=np.int64)
-        self._take_speakers(records)
+        tokens = (record.get("token") for record in records)
+        self.tokens |= dict.fromkeys(str(token) for token in tokens if token is not None)
 
         def of(*events: str) -> tuple[Records, Ints]:
             """The records of these events, and the numbers of their lines."""
@@ -300,16 +299,6 @@ class RankLines:
         for record, line in zip(*of(Event.EFFECT, *shape_of("events")), strict=True):
             self._keep(record, line)
         return number
-
-    def _take_speakers(self, records: Records) -> None:
-        for record in records:
-            token, pid, rank = record.get("token"), record.get("pid"), record.get("rank")
-            if token is not None:
-                self.tokens[str(token)] = None
-            if (number := whole_number(pid)) is not None:
-                self.pids[number] = None
-            if (number := whole_number(rank)) is not None and number != self.rank:
-                self.other_ranks.add(number)
 
     def _numbers(self, name: str, records: Records, lines: Ints) -> Floats:
         """A field as numbers; a null is nothing, any other value that is none is remembered."""
@@ -353,16 +342,23 @@ class RankLines:
         del kept[_KEPT_PER_KIND - 1 :]
         kept.append(fitted)
 
+    def distinct(self, name: str) -> tuple[int, ...]:
+        """The whole numbers of a field, in the order in which they came."""
+        import pandas as pd
+
+        return tuple(int(one) for one in pd.unique(self.columns[name]) if one == one)
+
     def strangers(self) -> list[str]:
         """What in the file is not the word of one process of this rank in one launch."""
-        found = []
+        found, pids = [], self.distinct("pid")
+        others = sorted({*self.distinct("rank")} - {self.rank})
         if len(self.tokens) > 1:
             found.append(f"heartbeats of {len(self.tokens)} launches in one file")
-        elif len(self.pids) > 1:
-            pids = ", ".join(map(str, self.pids))
-            found.append(f"heartbeats of {len(self.pids)} processes in one file: {pids}")
-        if self.other_ranks:
-            found.append(f"heartbeats of other ranks in the file: {sorted(self.other_ranks)}")
+        elif len(pids) > 1:
+            named = ", ".join(map(str, pids))
+            found.append(f"heartbeats of {len(pids)} processes in one file: {named}")
+        if others:
+            found.append(f"heartbeats of other ranks in the file: {others}")
         return found
 
     def last(self, event: str) -> Mapping[str, Any]:

@@ -236,7 +236,7 @@ def inspect_heartbeats(
         lines=said.lines,
         torn_lines=torn,
         tokens=tuple(said.tokens),
-        pids=tuple(said.pids),
+        pids=log.pids,
         exit_code=log.exit_code,
         longest_silence_s=log.silence_s,
         **{name: getattr(log, name) for name in told},
