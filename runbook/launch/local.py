@@ -148,13 +148,9 @@ class Local(LauncherKind, Launcher):
                 raise RefusedError(why) from error
             raise
 
-    def launcher(
-        self,
-        setup: Setup,  # noqa: ARG002 - a launch says all
-        run_root: Path,  # noqa: ARG002
-        note: Callable[[str], None],  # noqa: ARG002
-    ) -> Launcher:
+    def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
         """As in `LauncherKind`."""
+        del setup, run_root, note  # a launch says all
         return self
 
     def printed(self, launch: Launch, setup: Setup) -> str:  # noqa: ARG002 - a launch says all

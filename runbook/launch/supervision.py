@@ -59,6 +59,7 @@ class Supervision:
     """
 
     place: Running
+    watch: RankWatch
 
     def __init__(self, launch: Launch, options: LaunchOptions, *, steps: int) -> None:
         self.launch, self.options = launch, options
@@ -79,14 +80,9 @@ class Supervision:
         self.stopped: Stopped | None = None
         self._failed_at: float | None = None
 
-    @property
-    def watch(self) -> RankWatch:
-        """The view of the ranks."""
-        return self.place.watch
-
     def until_end(self, place: Running, *, token: str) -> End | None:
         """Watch it. Returns None if it ended by itself, else why it is being ended."""
-        self.place, self._token = place, token
+        self.place, self.watch, self._token = place, place.watch, token
         while True:
             before_s = self.watch.presence.away_s
             self.place.wait(_POLL_S)

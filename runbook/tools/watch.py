@@ -140,18 +140,14 @@ class Screen:
             return found
         watchdog = Watchdog(self._budgets, wanted=len(states))
         hang = watchdog.find_hang(states, now=time.monotonic())
-        return [self._stall(watchdog, states)] if hang is not None else []
-
-    def _stall(self, watchdog: Watchdog, states: list[RankState]) -> Anomaly:
-        """A stall gets a stack dump before anything else, unless this only reads."""
-        if not self.limits.halt:
-            hang = watchdog.name_culprit(states, now=time.monotonic())
-            return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
-        token = self.ranks.token
-        send = partial(_send, token)
-        hang, _ = name_culprit(watchdog, self.run_dir, states, send, token=token)
-        write_summary(self.run_dir, states, hang.cause)
-        return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
+        if hang is None:
+            return []
+        if self.limits.halt:  # a stall gets a stack dump before anything else
+            token = self.ranks.token
+            send = partial(_send, token)
+            hang, _ = name_culprit(watchdog, self.run_dir, states, send, token=token)
+            write_summary(self.run_dir, states, hang.cause)
+        return [Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)]
 
     def lines(self) -> list[str]:
         """The whole screen, from the run's state down to each rank."""

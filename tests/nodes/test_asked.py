@@ -106,7 +106,7 @@ def test_what_the_end_of_a_job_means(
     tmp_path: Path, state: str, code: int, log: str, ends: str, said: str
 ) -> None:
     """A full disk, which one node's agent tells by its exit code, among them."""
-    about = files.Job(job_id=4, run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
+    about = files.Job(job_id=4, run_token="ab", nodes=2, nproc=2, argv=("x",))
     job = JobState(state=state, code=code, nodes="n[0-1]")
     (tmp_path / "slurm.log").write_text(log)
     end = job.ended(about, tmp_path, gone=False, silent="1 of its 2 nodes")

@@ -136,17 +136,18 @@ def stopped_at(run_dir: Path, end: End) -> tuple[str, ...]:
     """
     if end.status is not LaunchStatus.HUNG or end.culprit_rank is None:
         return ()
-    dumps = [p for p in run_dir.glob(STACKDUMPS.glob(end.culprit_rank)) if p.stat().st_size]
+    return tuple(_own_places(run_dir, end.culprit_rank)[:_OWN])
+
+
+def _own_places(run_dir: Path, rank: int) -> list[str]:
+    """Where the main thread of a rank was by its last dump, in its own code, innermost first."""
+    dumps = [p for p in run_dir.glob(STACKDUMPS.glob(rank)) if p.stat().st_size]
     newest = max(dumps, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return tuple(_own_places(newest)[:_OWN]) if newest else ()
-
-
-def _own_places(path: Path) -> list[str]:
-    """Where the main thread of a dumped rank is in code of its own, innermost first."""
+    dump = newest.read_text("utf-8", "replace") if newest else ""
     return [
         # So that nobody takes a name for a word; `<module>` is none.
         f"{_shown_path(name)}:{line} in {function}{'' if function.startswith('<') else '()'}"
-        for name, line, function in _main_frames(path.read_text("utf-8", "replace"))
+        for name, line, function in _main_frames(dump)
         if not _NOT_ITS_OWN.search(name)
     ]
 
@@ -285,8 +286,7 @@ def _waited_for(end: End, flights: dict[int, Flight]) -> End:
 def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, sizes: str) -> End:
     """A desync that ended one rank on the spot: the others' records say whether it was theirs."""
     told = {rank: flight[-1] for rank, flight in flights.items() if flight}
-    stacks = [p for p in run_dir.glob(STACKDUMPS.glob(aborted)) if p.stat().st_size]
-    place = next(iter(_own_places(stacks[0])), "") if stacks else ""
+    place = next(iter(_own_places(run_dir, aborted)), "")
     seen = [f"rank {rank}: {last.what}" for rank, last in sorted(told.items())]
     seen.append(f"rank {aborted} was ended at {place or 'an unknown place'}")
     number = max((last.seq for last in told.values()), default=0)

@@ -20,7 +20,6 @@ from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start
 from runbook.launch.nodes import files
 from runbook.launch.nodes.running import NodesRun
 from runbook.records import End, Launch
-from runbook.records.launch import TORCHRUN
 
 # Where the agents of a printed command meet.
 RENDEZVOUS_PORT = 29400
@@ -140,14 +139,11 @@ class NodesLauncher(Launcher):
 
     def job(self, start: Start) -> files.Job:
         """What the agents of a launch run."""
-        words = list(start.command.argv)
-        torchrun = words[:1] == [TORCHRUN]
         return files.Job(
             run_token=start.token,
             nodes=start.launch.nodes,
             nproc=start.launch.nproc,
-            argv=tuple(words[1:] if torchrun else words),
-            torchrun=torchrun,
+            argv=start.command.argv,
             folder=str(start.command.folder or ""),
             meet_s=self.queue_s,
         )

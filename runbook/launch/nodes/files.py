@@ -50,7 +50,7 @@ T = TypeVar("T", bound=Record)
 
 
 class Job(Record):
-    """What the agents of a launch run: `argv` on each of `nodes`, joined by torchrun or alone.
+    """What the agents of a launch run: `argv` on each of `nodes`, joined if it is torchrun's.
 
     `folder` is where it is executed. `job_id` is 0 until a cluster that counts its jobs gave one.
     Its agents wait `meet_s` for each other, as long as a job may for its nodes, which may come one
@@ -63,7 +63,6 @@ class Job(Record):
     nodes: int = Field(ge=1)
     nproc: int = Field(ge=1)
     argv: tuple[str, ...]
-    torchrun: bool
     folder: str = ""
     meet_s: float = 120.0
 
