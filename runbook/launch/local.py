@@ -16,7 +16,8 @@ from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.config.setup import Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import RefusedError, pasteable
-from runbook.launch.launcher_api import Aftermath, Launcher, LauncherKind, Running, Start
+from runbook.launch.end import Aftermath
+from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start
 from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.cards import AFTER, BEFORE, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog

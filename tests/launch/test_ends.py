@@ -13,6 +13,7 @@ from nsa.contract import PARTED
 from runbook.folder.launch import Exit
 from runbook.launch import Budgets
 from runbook.launch.end import (
+    Aftermath,
     classify_pytest,
     classify_trainer,
     is_communication_failure,
@@ -44,9 +45,8 @@ def end_of(
     states = [state(number, said) for number, said in enumerate(ranks)]
     exits = rank_exits(states, 1, console)
     before, after = oom
-    return classify_trainer(
-        states, exits, child_code=1, wanted=2, oom=(before, after), console=console
-    )
+    told = Aftermath(exit_code=1, oom=(before, after))
+    return classify_trainer(states, exits, told, child_code=1, wanted=2, console=console)
 
 
 @pytest.mark.parametrize("case", ENDS.values(), ids=ENDS)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from runbook.folder.launch import LineTail
 from runbook.launch.command import RefusedError
-from runbook.launch.launcher_api import Aftermath, Start
+from runbook.launch.end import Aftermath
+from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import files
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
