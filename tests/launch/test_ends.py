@@ -11,7 +11,6 @@ import yaml
 
 from nsa.contract import PARTED
 from runbook.folder.launch import Exit
-from runbook.launch import Budgets
 from runbook.launch.end import (
     Aftermath,
     classify_pytest,
@@ -22,7 +21,7 @@ from runbook.launch.end import (
 from runbook.launch.observer import Pulse
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
-from runbook.launch.watch.watchdog import Watchdog, blame
+from runbook.launch.watch.watchdog import Budgets, Watchdog, blame
 from runbook.records import End, Kind, LaunchStatus
 from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, rank

@@ -15,7 +15,7 @@ from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.folder.launch.documents import GPU_SAMPLES
-from runbook.launch import LaunchOptions, run_launch
+from runbook.launch import run_launch
 from runbook.launch.launcher_api import launcher
 from runbook.launch.nodes import files
 from runbook.launch.nodes.files import (
@@ -28,6 +28,7 @@ from runbook.launch.nodes.files import (
 )
 from runbook.launch.observer import Observer
 from runbook.launch.slurm import JobState, SlurmCluster, agent_script, parse_job
+from runbook.launch.supervision import LaunchOptions
 from runbook.records.run import NODE_NAMES
 from tests.cli.shell import inside
 from tests.engine.test_doubt import record
