@@ -131,9 +131,9 @@ def classify_trainer(
     if what.startswith(PARTED):
         return End(status=LaunchStatus.CRASHED, cause=what, kind=Kind.PARTED)  # said by all alike
     rank = f"rank {culprit.rank}"
-    after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
+    when = f" after step {culprit.steps_done}" if culprit.steps_done else ""
     kind = Kind.DISK_FULL if DISK_FULL.search(what) else Kind.NONE
-    cause = f"{rank} ended{after}: {what}"
+    cause = f"{rank} ended{when}: {what}"
     return End(status=status, cause=cause, culprit_rank=culprit.rank, kind=kind)
 
 

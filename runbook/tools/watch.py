@@ -319,7 +319,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
     collect_flights(run_dir, ranks, send)
     files = collect_stacks(run_dir, ranks, send)
     flights = read_flights(run_dir, token=token)
-    found = []
+    found, now = [], time.monotonic()
     for state in ranks:
         path = next((p for p in files if STACKDUMPS.rank_of(p.name) == state.rank), None)
         flight = flights.get(state.rank)
@@ -331,7 +331,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
                 state=STOPPED.get(state.process_state, "running"),
                 phase=state.phase,
                 step=state.step,
-                silent_s=_silence(state),
+                silent_s=round(max(0.0, now - (state.mono or now)), 3),
                 stack=_added(path, before) if path else "",
                 last_collective=f"{last.seq}: {last.what}" if last else "",
                 path=str(path or ""),
@@ -339,11 +339,6 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
         )
     watch.close()
     return found
-
-
-def _silence(state: RankState) -> float:
-    said = state.mono
-    return round(max(0.0, time.monotonic() - said), 3) if said is not None else 0.0
 
 
 def _added(path: Path, before: dict[Path, int]) -> str:

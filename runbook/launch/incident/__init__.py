@@ -24,7 +24,6 @@ from runbook.launch.incident.flight import (
     find_straggler,
     last_numbers,
     left_the_pattern,
-    one_machine,
     read_flights,
 )
 from runbook.launch.watch.rank_state import RankState
@@ -225,7 +224,7 @@ def bundle(
     token: str,
     console: Sequence[str],
     load: Load | None,
-    where: Callable[[int], str] = one_machine,
+    where: Callable[[int], str],
 ) -> tuple[End, list[Path], tuple[str, ...]]:
     """The end with its cause made exact by the flight records, the evidence, and notes.
 

@@ -248,13 +248,8 @@ def _joined(
 
 def _devices(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """GPUs are counted on: those of the second node follow those of the first."""
-    gpus: list[dict[str, Any]] = []
-    for node, document in documents:
-        first = len(gpus)
-        gpus += [
-            {**gpu, "index": first + place, "node": node}
-            for place, gpu in enumerate(document.get("gpus", ()))
-        ]
+    every = [{**gpu, "node": node} for node, one in documents for gpu in one.get("gpus", ())]
+    gpus = [{**gpu, "index": place} for place, gpu in enumerate(every)]
     nodes = [node for node, _ in documents]
     return _joined(documents, "source", "problem", "driver", gpus=gpus, nodes=nodes)
 
