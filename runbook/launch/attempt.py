@@ -111,7 +111,7 @@ class Attempt:
     def go_on(self, place: Running) -> LaunchResult:
         """Watch what was started to its end; returns when nothing with its token is alive."""
         try:
-            end = self.watched.until_end(place, token=self.token)
+            end = self.watched.until_end(place)
         finally:
             place.stop()
         self._lasted_s = round(time.monotonic() - self.began, 3)
@@ -174,13 +174,7 @@ class Attempt:
             )
             end = watched.as_planned(end, exits)
             end, found, notes = bundle(
-                self.run_dir,
-                states,
-                end,
-                token=self.token,
-                console=lines,
-                load=after.load,
-                where=place.where,
+                place.watch, end, console=lines, load=after.load, where=place.where
             )
             evidence += [path for path in found if path not in evidence]
             exits = tuple(one.model_copy(update={"node": place.where(one.rank)}) for one in exits)

@@ -143,10 +143,8 @@ class Screen:
         if hang is None:
             return []
         if self.limits.halt:  # a stall gets a stack dump before anything else
-            token = self.ranks.token
-            send = partial(_send, token)
-            hang, _ = name_culprit(watchdog, self.run_dir, states, send, token=token)
-            write_summary(self.run_dir, states, hang.cause)
+            hang, _ = name_culprit(watchdog, self.ranks, partial(_send, self.ranks.token))
+            write_summary(self.ranks, hang.cause)
         return [Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)]
 
     def lines(self) -> list[str]:

@@ -13,7 +13,7 @@ from runbook.launch.incident import bundle, stopped_at
 from runbook.launch.incident.flight import Straggler, find_straggler, read_flights
 from runbook.records import End, LaunchStatus
 from tests.factory.tables import table
-from tests.launch.test_flight import BUS, GRAD, START, TOKEN, here, steps, write
+from tests.launch.test_flight import BUS, GRAD, START, TOKEN, here, steps, watch, write
 
 
 def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_who_only_waits_for_a_cpu_is_no_straggler(
     write(tmp_path, 1, ops, late=late)
     end = End(status=LaunchStatus.COMPLETED, cause="", culprit_rank=None)
     busy = Load(cpus=cpus, others=others, steal=steal, highest=1.0) if cpus else None
-    _, _, (note,) = bundle(tmp_path, [], end, token=TOKEN, console=[], load=busy, where=here)
+    _, _, (note,) = bundle(watch(tmp_path), end, console=[], load=busy, where=here)
     assert "rank 1 comes 21 ms late in each of 30 steps of" in note
     assert note.startswith("straggler: " if blamed else "short of CPUs: "), why
     assert blamed or "2 ranks ran while other work took " in note

@@ -26,6 +26,7 @@ from runbook.launch.incident.flight import (
     left_the_pattern,
     read_flights,
 )
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import STOPPED, Watchdog
 from runbook.process import run_tool
@@ -103,16 +104,15 @@ def _answers(
     return sorted(last)
 
 
-def name_culprit(
-    watchdog: Watchdog, run_dir: Path, ranks: Sequence[RankState], send: Send, *, token: str
-) -> tuple[End, list[Path]]:
+def name_culprit(watchdog: Watchdog, watch: RankWatch, send: Send) -> tuple[End, list[Path]]:
     """Who is to blame for a hang that was found, and the stacks of all ranks.
 
     The evidence comes first: where all ranks are equally far, only it tells who is waited for.
     """
-    flights = collect_flights(run_dir, ranks, send)
-    stacks = collect_stacks(run_dir, ranks, send)
-    entered = last_numbers(read_flights(run_dir, token=token)) if flights else None
+    ranks = list(watch.ranks.values())
+    flights = collect_flights(watch.run_dir, ranks, send)
+    stacks = collect_stacks(watch.run_dir, ranks, send)
+    entered = last_numbers(read_flights(watch.run_dir, token=watch.token)) if flights else None
     busy = busy_ranks(stacks)
     return watchdog.name_culprit(ranks, now=time.monotonic(), busy=busy, entered=entered), stacks
 
@@ -191,7 +191,7 @@ def _process_of(state: RankState) -> dict[str, int | str | None]:
     return {"rank": state.rank, "pid": state.pid, "process_state": now}
 
 
-def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path:
+def write_summary(watch: RankWatch, cause: str) -> Path:
     """Write `incident.json`: the cause, and of each rank its state and last heartbeats.
 
     One voice for all ranks has no rank and no process of its own.
@@ -208,20 +208,18 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
                 "last_heartbeats": list(state.recent),
             }
             # Not in the order in which their files happened to appear.
-            for state in sorted(ranks, key=lambda state: state.rank)
+            for _, state in sorted(watch.ranks.items())
         ],
     }
-    path = run_dir / INCIDENT_JSON
+    path = watch.run_dir / INCIDENT_JSON
     write_atomic(path, json.dumps(document, indent=2, default=str) + "\n")
     return path
 
 
 def bundle(
-    run_dir: Path,
-    ranks: Sequence[RankState],
+    watch: RankWatch,
     end: End,
     *,
-    token: str,
     console: Sequence[str],
     load: Load | None,
     where: Callable[[int], str],
@@ -232,7 +230,8 @@ def bundle(
     alone may explain that. `where` gives the node of a rank. For a bad end the files are the
     incident's summary, every stack and flight record, and what a watcher wrote.
     """
-    flights = read_flights(run_dir, token=token)
+    run_dir = watch.run_dir
+    flights = read_flights(run_dir, token=watch.token)
     if end.status is LaunchStatus.COMPLETED:
         late = find_straggler(flights, where)
         if late is None:
@@ -247,7 +246,7 @@ def bundle(
     if end.status in _NO_INCIDENT:
         return end, files, ()
     if not summary.exists():
-        write_summary(run_dir, ranks, end.cause)
+        write_summary(watch, end.cause)
     return end, [*files, summary], ()
 
 
