@@ -96,7 +96,8 @@ class JobState:
 
     def names(self) -> tuple[str, ...]:
         """`n[0-1]` as the names of the nodes, in their order."""
-        return host_names(self.nodes)
+        told = _told("scontrol", "show", "hostnames", self.nodes).stdout if self.nodes else ""
+        return tuple(told.split())
 
     def ended(self, job: Job, run_dir: Path, *, gone: bool, silent: str) -> End:
         """As in `Standing`."""
@@ -221,14 +222,6 @@ def parse_job(text: str) -> JobState:
         nodes="" if nodes == "(null)" else nodes,
         code=int(code) if code.isdigit() else 0,
     )
-
-
-def host_names(expression: str) -> tuple[str, ...]:
-    """The nodes of an expression by name, in their order."""
-    if not expression:
-        return ()
-    done = _told("scontrol", "show", "hostnames", expression)
-    return tuple(done.stdout.split())
 
 
 def _node_words(node: str) -> dict[str, str]:

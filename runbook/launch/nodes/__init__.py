@@ -165,10 +165,9 @@ class NodesLauncher(Launcher):
     def nodes(self, run_dir: Path) -> list[Path]:
         """As in `Launcher`."""
         kept = files.kept_nodes(self.kept)
-        folders = {folder: files.last_state(folder) for folder in files.node_folders(run_dir)}
         placed = []
-        for folder, state in folders.items():
-            if state is None:
+        for folder in files.node_folders(run_dir):
+            if (state := files.last_state(folder)) is None:
                 raise RunbookError(f"{folder / files.NODE_JSONL} is damaged")
             known = kept.index(folder.name) if folder.name in kept else len(kept)
             placed.append((known, state.index, folder.name, folder))
