@@ -27,7 +27,6 @@ from runbook.launch.nodes import (
     NodesKind,
     Standing,
     agent,
-    chosen,
     gpus_per_node,
 )
 from runbook.launch.nodes.agent import Place
@@ -135,11 +134,8 @@ class SlurmCluster(Cluster):
     pending: Standing = JobState(state="PENDING")
     by_itself_s = 3.0
 
-    def words(self, launch: Launch, *, name: str, names: Sequence[str] = ()) -> list[str]:
-        """The options of sbatch for a launch, on the first of the run's nodes.
-
-        `names` are those that are known so far; Slurm adds what a launch needs beyond them.
-        """
+    def words(self, launch: Launch, *, name: str, on: Sequence[str] = ()) -> list[str]:
+        """The options of sbatch for a launch; Slurm adds the nodes that it needs beyond `on`."""
         minutes = math.ceil((launch.timeout_s + _MARGIN_S) / 60)
         words = [
             f"--job-name={name}",
@@ -153,12 +149,11 @@ class SlurmCluster(Cluster):
         words += [f"--partition={self.partition}"] if self.partition else []
         words += [f"--account={self.account}"] if self.account else []
         words += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
-        on = chosen(launch, names)
         return [*words, f"--nodelist={','.join(on)}"] if on else words
 
-    def submit(self, start: Start, job: Job, names: tuple[str, ...]) -> Job:
+    def submit(self, start: Start, job: Job, on: Sequence[str]) -> Job:
         """As in `Cluster`. Raises RefusedError with Slurm's words."""
-        options = self.words(start.launch, name=job.name, names=names)
+        options = self.words(start.launch, name=job.name, on=on)
         options += [
             "--output=/dev/null",
             "--error=/dev/null",

@@ -17,7 +17,7 @@ from runbook.folder.facts import write_facts
 from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.launch import run_launch
 from runbook.launch.launcher_api import launcher
-from runbook.launch.nodes import files
+from runbook.launch.nodes import chosen, files
 from runbook.launch.nodes.files import (
     NODE_JSONL,
     NODES,
@@ -116,8 +116,8 @@ def test_what_the_end_of_a_job_means(
 
 def test_a_pair_runs_on_its_own_nodes() -> None:
     launch = prepare(ASKED).planned[0].model_copy(update={"on": (0, 2)})
-    words = SlurmCluster().words(launch, name="x", names=("n4", "n7", "n9"))
-    assert "--nodelist=n4,n9" in words
+    on = chosen(launch, ("n4", "n7", "n9"))
+    assert "--nodelist=n4,n9" in SlurmCluster().words(launch, name="x", on=on)
 
 
 def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> None:
@@ -131,10 +131,10 @@ def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> 
         keep_nodes(tmp_path / KEPT, job)
         assert kept_nodes(tmp_path / KEPT) == kept
     launch = prepare(ASKED).planned[0]
-    names = kept_nodes(tmp_path / KEPT)
-    assert "--nodelist=n7,n4" in SlurmCluster().words(launch, name="x", names=names)
+    on = chosen(launch, kept_nodes(tmp_path / KEPT))
+    assert "--nodelist=n7,n4" in SlurmCluster().words(launch, name="x", on=on)
     # Of nodes that are not known yet Slurm chooses, beside those that are.
-    words = SlurmCluster().words(launch, name="x", names=("n7",))
+    words = SlurmCluster().words(launch, name="x", on=chosen(launch, ("n7",)))
     assert {"--nodes=2", "--nodelist=n7"} <= set(words)
 
 

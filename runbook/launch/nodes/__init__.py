@@ -62,8 +62,8 @@ class Cluster(Protocol):
     pending: Standing
     by_itself_s: float
 
-    def submit(self, start: Start, job: files.Job, names: tuple[str, ...]) -> files.Job:
-        """Have the job's agents started, on `names` as far as known. Raises RefusedError."""
+    def submit(self, start: Start, job: files.Job, on: Sequence[str]) -> files.Job:
+        """Have the job's agents started, on these nodes and on any beyond. Raises RefusedError."""
 
     def found(self, job: files.Job) -> files.Job:
         """The job with its number, if its harness was killed before it wrote that down."""
@@ -129,7 +129,7 @@ class NodesLauncher(Launcher):
         job = self.job(start)
         path = start.run_dir / files.JOB_JSON
         files.write_record(path, job)
-        job = self.cluster.submit(start, job, files.kept_nodes(self.kept))
+        job = self.cluster.submit(start, job, chosen(start.launch, files.kept_nodes(self.kept)))
         try:
             files.write_record(path, job)
         except OSError:
