@@ -87,7 +87,7 @@ def init(args: argparse.Namespace, console: Console) -> int:
     from runbook.config.load import load_profile
     from runbook.config.precedence import dropped
     from runbook.files import make_new_dir, page, utc_stamp, write_atomic
-    from runbook.launch import StopRequest, stop_on_signals
+    from runbook.launch.observer import StopRequest, stop_on_signals
     from runbook.machine.gpu import detect_profile
     from runbook.records.own_trainer import RANKS
     from runbook.tools.own_profile import document_of, run_probe, templated
@@ -209,7 +209,7 @@ def drill(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 every row passed, 1 a row failed, 2 usage, 3 interrupted
     """
     from runbook.files import utc_stamp
-    from runbook.launch import StopRequest, stop_on_signals
+    from runbook.launch.observer import StopRequest, stop_on_signals
     from runbook.tools.drill import run_drill, select
 
     faults = select(args.faults)
@@ -290,7 +290,7 @@ def triage(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 a step helped, 1 none did, 2 usage, 3 it did not fail again, or comes and goes
     """
     from runbook.files import utc_stamp
-    from runbook.launch import StopRequest, stop_on_signals
+    from runbook.launch.observer import StopRequest, stop_on_signals
     from runbook.tools.triage import run_steps
 
     target = _target(args)

@@ -21,9 +21,10 @@ from nsa.contract.digests import sha256_of
 from runbook.errors import RunbookError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import FACTS_FILE, finish, read_facts, write_facts
-from runbook.launch import LaunchOptions, StopRequest, run_launch, set_aside
+from runbook.launch import run_launch, set_aside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.supervision import LaunchOptions
 from runbook.machine.preflight import collect_preflight
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact

@@ -22,16 +22,10 @@ from runbook.folder import Journal
 from runbook.folder.facts import shown_fact, write_facts
 from runbook.folder.launch.documents import load_of
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.launch import (
-    Interrupted,
-    LaunchOptions,
-    StopRequest,
-    adopt_launch,
-    run_launch,
-    set_aside,
-)
+from runbook.launch import adopt_launch, run_launch, set_aside
 from runbook.launch.launcher_api import Launcher, launcher
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Interrupted, Observer, StopRequest
+from runbook.launch.supervision import LaunchOptions
 from runbook.records import (
     THE_RUN,
     Launch,

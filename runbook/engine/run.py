@@ -38,10 +38,9 @@ from runbook.folder.manifest import (
     write_manifest,
     write_record,
 )
-from runbook.launch import stop_on_signals
 from runbook.launch.command import keep_config, remove_checkouts
 from runbook.launch.launcher_api import launcher
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, stop_on_signals
 from runbook.machine import git
 from runbook.machine.identity import identity, package_folders
 from runbook.records import PhaseRecord, RunRecord, Verdict

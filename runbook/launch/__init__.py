@@ -16,22 +16,8 @@ from runbook.launch.attempt import Attempt
 from runbook.launch.command import RefusedError, build_command, check_out
 from runbook.launch.end import is_communication_failure
 from runbook.launch.launcher_api import other_launchers
-from runbook.launch.observer import Interrupted, StopRequest, stop_on_signals
 from runbook.launch.supervision import LaunchOptions
-from runbook.launch.watch.watchdog import Budgets
 from runbook.records import Begun, End, Launch, LaunchResult, LaunchStatus
-
-__all__ = [
-    "Budgets",
-    "Interrupted",
-    "LaunchOptions",
-    "StopRequest",
-    "adopt_launch",
-    "run_launch",
-    "set_aside",
-    "stop_on_signals",
-]
-
 
 # What launch.json has to say for a launch to be found again.
 _DESCRIBED = frozenset({"argv", "attempt", "run_token", "started_at", "steps"})

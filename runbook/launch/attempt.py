@@ -17,6 +17,7 @@ from runbook.folder.launch.documents import read_console
 from runbook.launch.command import Command, build_environment
 from runbook.launch.end import (
     TAIL_LINES,
+    Aftermath,
     classify_plain,
     classify_pytest,
     classify_trainer,
@@ -25,7 +26,7 @@ from runbook.launch.end import (
 )
 from runbook.launch.foreign import ForeignWatch, classify_foreign
 from runbook.launch.incident import bundle, stopped_at
-from runbook.launch.launcher_api import Aftermath, Running, Start
+from runbook.launch.launcher_api import Running, Start
 from runbook.launch.supervision import LaunchOptions, Supervision
 from runbook.launch.watch import RankWatch
 from runbook.machine.kernel_log import (
@@ -63,7 +64,7 @@ class Attempt:
         self.started_at = utc_text()
         self.began = time.monotonic()
         self.watched = Supervision(launch, options, steps=command.steps)
-        self._ended_at = self.began
+        self._lasted_s = 0.0
 
     @classmethod
     def described(
@@ -110,10 +111,10 @@ class Attempt:
     def go_on(self, place: Running) -> LaunchResult:
         """Watch what was started to its end; returns when nothing with its token is alive."""
         try:
-            end = self.watched.until_end(place, token=self.token)
+            end = self.watched.until_end(place)
         finally:
             place.stop()
-        self._ended_at = time.monotonic()
+        self._lasted_s = round(time.monotonic() - self.began, 3)
         after = place.aftermath(hurry=bool(self.options.stop.requested))
         return self._result(end, place, after)
 
@@ -134,12 +135,7 @@ class Attempt:
         write_atomic(self.run_dir / LAUNCH_JSON, json.dumps(document, indent=2) + "\n")
 
     def _with_limits(
-        self,
-        end: End,
-        exits: Sequence[RankExit],
-        child_code: int | None,
-        console: Sequence[str],
-        duration_s: float,
+        self, end: End, exits: Sequence[RankExit], code: int | None, console: Sequence[str]
     ) -> End:
         """The end as the environment's fault, where a limit of the machine made it."""
         killed = end.kind is Kind.HOST_MEMORY
@@ -148,9 +144,9 @@ class Attempt:
         signals = {one.signal for one in exits if one.rank == end.culprit_rank}
         met = limit_met(
             end.cause,
-            signals=signals | {signal_name(child_code)},
+            signals=signals | {signal_name(code)},
             console=console[-TAIL_LINES:],
-            duration_s=duration_s,
+            duration_s=self._lasted_s,
             folder=self.run_dir,
             least_free=self.watched.least_free,
         )
@@ -174,23 +170,11 @@ class Attempt:
             own, wanted = watched.ended_with, self.launch.nproc
             exits = rank_exits(states, own, lines)
             end = end or classify_trainer(
-                states,
-                exits,
-                child_code=own,
-                wanted=wanted,
-                oom=after.oom,
-                console=lines,
-                where=after.node,
+                states, exits, after, child_code=own, wanted=wanted, console=lines
             )
             end = watched.as_planned(end, exits)
             end, found, notes = bundle(
-                self.run_dir,
-                states,
-                end,
-                token=self.token,
-                console=lines,
-                load=after.load,
-                where=place.where,
+                place.watch, end, console=lines, load=after.load, where=place.where
             )
             evidence += [path for path in found if path not in evidence]
             exits = tuple(one.model_copy(update={"node": place.where(one.rank)}) for one in exits)
@@ -212,8 +196,7 @@ class Attempt:
         elif end is None:
             junit = (self.run_dir / JUNIT_XML).is_file()
             end = classify_pytest(child_code, junit=junit, console=lines)
-        duration_s = round(self._ended_at - self.began, 3)
-        end = self._with_limits(end, exits, child_code, lines, duration_s)
+        end = self._with_limits(end, exits, child_code, lines)
         files = [self.console, *evidence] if end.status is not LaunchStatus.COMPLETED else []
         # Its cause may quote what a trainer said last, and goes into every report.
         told = asdict(replace(end, cause=redact_text(end.cause)))
@@ -222,7 +205,7 @@ class Attempt:
             exit_code=child_code,
             ranks=exits,
             started_at=self.started_at,
-            duration_s=duration_s,
+            duration_s=self._lasted_s,
             attempts=self.number,
             evidence=tuple(p.relative_to(self.options.run_root).as_posix() for p in files),
             run_token=self.token,

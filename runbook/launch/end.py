@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from nsa.contract import ELSEWHERE, PARTED, RANK_LINE, REFUSAL, ExitCode
+from runbook.folder.launch.documents import Load
 from runbook.launch.watch.rank_state import RankState
+from runbook.machine.kernel_log import KernelLine
 from runbook.machine.surroundings import DISK_FULL
 from runbook.records import End, Kind, LaunchStatus, RankExit
 
@@ -37,6 +40,23 @@ _ERROR = re.compile(r"\b\w*(Error|Exception)\b.*:|\berror:|^cannot start ")
 _TORCHRUN = re.compile(r"torch[./]distributed[./]elastic|ChildFailedError|failed \(exitcode")
 TAIL_LINES = 400
 _JUNIT_CODES = (0, 1, 5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aftermath:
+    """What is known once nothing of a launch is alive.
+
+    `oom` is the kernel's count of processes that it killed for memory, before and after. `slots`
+    are the PCI places of the GPUs that the launch could use. `node` is where the command ended as
+    the exit code says; empty where there is only this machine.
+    """
+
+    exit_code: int | None
+    oom: tuple[int | None, int | None] = (None, None)
+    kernel: Sequence[KernelLine] = ()
+    slots: tuple[str, ...] = ()
+    load: Load | None = None
+    node: str = ""
 
 
 def rank_exits(
@@ -74,31 +94,29 @@ def rank_exits(
 def classify_trainer(
     ranks: Sequence[RankState],
     exits: Sequence[RankExit],
+    after: Aftermath,
     *,
     child_code: int | None,
     wanted: int,
-    oom: tuple[int | None, int | None],
     console: Sequence[str],
-    where: str = "",
 ) -> End:
     """The end of a trainer launch, or of what was left of it after a rank had failed.
 
     Completed only if the command ended with 0 and every rank said its own good end. `child_code`
-    is None if the command did not end by itself; `where` is the node on which it ended so, if there
-    are several.
+    is None if the command did not end by itself.
     """
     good = [e for e in exits if e.code == 0]
     if child_code == 0 and len(good) == len(exits) == wanted:
         return End(status=LaunchStatus.COMPLETED)
     if wanted > 1 and child_code is not None and child_code < 0:
-        on = f" on node {where}" if where else ""
+        on = f" on node {after.node}" if after.node else ""
         cause = f"the ranks' parent{on} was ended by {signal_name(child_code)}, and they with it"
         return End(status=LaunchStatus.CRASHED, cause=cause)
     culprit = _first_to_fail(ranks, exits)
     if culprit is None:
         return _without_culprit(exits, child_code, wanted, console)
     if culprit.signal is not None:
-        return _ended_by_signal(culprit, oom, console)
+        return _ended_by_signal(culprit, after.oom, console)
     trained = any(e.steps_done for e in exits)
     refused = _refused(culprit.code, culprit.reason, console, trained=trained, who=culprit.rank)
     if refused is not None:
@@ -113,9 +131,9 @@ def classify_trainer(
     if what.startswith(PARTED):
         return End(status=LaunchStatus.CRASHED, cause=what, kind=Kind.PARTED)  # said by all alike
     rank = f"rank {culprit.rank}"
-    after = f" after step {culprit.steps_done}" if culprit.steps_done else ""
+    when = f" after step {culprit.steps_done}" if culprit.steps_done else ""
     kind = Kind.DISK_FULL if DISK_FULL.search(what) else Kind.NONE
-    cause = f"{rank} ended{after}: {what}"
+    cause = f"{rank} ended{when}: {what}"
     return End(status=status, cause=cause, culprit_rank=culprit.rank, kind=kind)
 
 

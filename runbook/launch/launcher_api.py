@@ -19,11 +19,10 @@ from runbook.config import Profile
 from runbook.config.registry import installed, names
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError, choice_for
-from runbook.folder.launch.documents import Load
 from runbook.launch.command import Command
+from runbook.launch.end import Aftermath
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
-from runbook.machine.kernel_log import KernelLine
 from runbook.records import End, Launch
 
 GROUP = "runbook.launchers"
@@ -44,23 +43,6 @@ class Start:
     run_dir: Path
     token: str
     watch: RankWatch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Aftermath:
-    """What is known once nothing of a launch is alive.
-
-    `oom` is the kernel's count of processes that it killed for memory, before and after. `slots`
-    are the PCI places of the GPUs that the launch could use. `node` is where the command ended as
-    the exit code says; empty where there is only this machine.
-    """
-
-    exit_code: int | None
-    oom: tuple[int | None, int | None] = (None, None)
-    kernel: Sequence[KernelLine] = ()
-    slots: tuple[str, ...] = ()
-    load: Load | None = None
-    node: str = ""
 
 
 class Running(Protocol):

@@ -16,7 +16,8 @@ from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.config.setup import Setup
 from runbook.folder import CONSOLE_LOG
 from runbook.launch.command import RefusedError, pasteable
-from runbook.launch.launcher_api import Aftermath, Launcher, LauncherKind, Running, Start
+from runbook.launch.end import Aftermath
+from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start
 from runbook.launch.watch.rank_state import RankState
 from runbook.machine.gpu.cards import AFTER, BEFORE, gpu_samples, write_devices
 from runbook.machine.kernel_log import KernelLog
@@ -148,13 +149,9 @@ class Local(LauncherKind, Launcher):
                 raise RefusedError(why) from error
             raise
 
-    def launcher(
-        self,
-        setup: Setup,  # noqa: ARG002 - a launch says all
-        run_root: Path,  # noqa: ARG002
-        note: Callable[[str], None],  # noqa: ARG002
-    ) -> Launcher:
+    def launcher(self, setup: Setup, run_root: Path, note: Callable[[str], None]) -> Launcher:
         """As in `LauncherKind`."""
+        del setup, run_root, note  # a launch says all
         return self
 
     def printed(self, launch: Launch, setup: Setup) -> str:  # noqa: ARG002 - a launch says all

@@ -27,7 +27,6 @@ from runbook.launch.nodes import (
     NodesKind,
     Standing,
     agent,
-    chosen,
     gpus_per_node,
 )
 from runbook.launch.nodes.agent import Place
@@ -96,7 +95,8 @@ class JobState:
 
     def names(self) -> tuple[str, ...]:
         """`n[0-1]` as the names of the nodes, in their order."""
-        return host_names(self.nodes)
+        told = _told("scontrol", "show", "hostnames", self.nodes).stdout if self.nodes else ""
+        return tuple(told.split())
 
     def ended(self, job: Job, run_dir: Path, *, gone: bool, silent: str) -> End:
         """As in `Standing`."""
@@ -134,11 +134,8 @@ class SlurmCluster(Cluster):
     pending: Standing = JobState(state="PENDING")
     by_itself_s = 3.0
 
-    def words(self, launch: Launch, *, name: str, names: Sequence[str] = ()) -> list[str]:
-        """The options of sbatch for a launch, on the first of the run's nodes.
-
-        `names` are those that are known so far; Slurm adds what a launch needs beyond them.
-        """
+    def words(self, launch: Launch, *, name: str, on: Sequence[str] = ()) -> list[str]:
+        """The options of sbatch for a launch; Slurm adds the nodes that it needs beyond `on`."""
         minutes = math.ceil((launch.timeout_s + _MARGIN_S) / 60)
         words = [
             f"--job-name={name}",
@@ -152,12 +149,11 @@ class SlurmCluster(Cluster):
         words += [f"--partition={self.partition}"] if self.partition else []
         words += [f"--account={self.account}"] if self.account else []
         words += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
-        on = chosen(launch, names)
         return [*words, f"--nodelist={','.join(on)}"] if on else words
 
-    def submit(self, start: Start, job: Job, names: tuple[str, ...]) -> Job:
+    def submit(self, start: Start, job: Job, on: Sequence[str]) -> Job:
         """As in `Cluster`. Raises RefusedError with Slurm's words."""
-        options = self.words(start.launch, name=job.name, names=names)
+        options = self.words(start.launch, name=job.name, on=on)
         options += [
             "--output=/dev/null",
             "--error=/dev/null",
@@ -221,14 +217,6 @@ def parse_job(text: str) -> JobState:
         nodes="" if nodes == "(null)" else nodes,
         code=int(code) if code.isdigit() else 0,
     )
-
-
-def host_names(expression: str) -> tuple[str, ...]:
-    """The nodes of an expression by name, in their order."""
-    if not expression:
-        return ()
-    done = _told("scontrol", "show", "hostnames", expression)
-    return tuple(done.stdout.split())
 
 
 def _node_words(node: str) -> dict[str, str]:

@@ -59,6 +59,7 @@ class Supervision:
     """
 
     place: Running
+    watch: RankWatch
 
     def __init__(self, launch: Launch, options: LaunchOptions, *, steps: int) -> None:
         self.launch, self.options = launch, options
@@ -79,14 +80,9 @@ class Supervision:
         self.stopped: Stopped | None = None
         self._failed_at: float | None = None
 
-    @property
-    def watch(self) -> RankWatch:
-        """The view of the ranks."""
-        return self.place.watch
-
-    def until_end(self, place: Running, *, token: str) -> End | None:
+    def until_end(self, place: Running) -> End | None:
         """Watch it. Returns None if it ended by itself, else why it is being ended."""
-        self.place, self._token = place, token
+        self.place, self.watch = place, place.watch
         while True:
             before_s = self.watch.presence.away_s
             self.place.wait(_POLL_S)
@@ -158,9 +154,7 @@ class Supervision:
         if self.watchdog.find_hang(ranks, now=now) is not None:
             if (lost := self.place.trouble(suspected=True)) is not None:
                 return lost
-            hang, stacks = name_culprit(
-                self.watchdog, self.run_dir, ranks, self.place.send, token=self._token
-            )
+            hang, stacks = name_culprit(self.watchdog, self.watch, self.place.send)
             if isinstance(self.watch, ForeignWatch):
                 hang = self.watch.hang(hang, ranks)
             if self.launch.voices != self.launch.nproc:
@@ -178,11 +172,11 @@ class Supervision:
 
     def _incident(self, end: End, stacks: list[Path] | None = None) -> End:
         """Keep the evidence of a launch that has to be ended."""
-        ranks = list(self.watch.ranks.values())
         if stacks is None:
+            ranks = list(self.watch.ranks.values())
             stacks = collect_stacks(self.run_dir, ranks, self.place.send)
         self.options.observer.note(f"{self.launch.name}: {end.cause}")
-        self.evidence += [*stacks, write_summary(self.run_dir, ranks, end.cause)]
+        self.evidence += [*stacks, write_summary(self.watch, end.cause)]
         return end
 
     def _has_failed(self, now: float) -> bool:

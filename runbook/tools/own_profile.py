@@ -25,9 +25,10 @@ from runbook.folder import CONSOLE_LOG, OWN_FOLDER
 from runbook.folder.launch.documents import read_console
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.own_log import Row, RowReader, document_in, lines_of
-from runbook.launch import LaunchOptions, StopRequest, run_launch
+from runbook.launch import run_launch
 from runbook.launch.end import last_words
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.supervision import LaunchOptions
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
 from runbook.records.own_trainer import (

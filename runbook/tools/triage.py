@@ -24,9 +24,10 @@ from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
 from runbook.folder.launch.documents import json_object
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.manifest import load_record
-from runbook.launch import LaunchOptions, StopRequest, run_launch
+from runbook.launch import run_launch
 from runbook.launch.command import pasteable
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.supervision import LaunchOptions
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, Reason, RunRecord
 from runbook.records.measurement import TOKENS_PER_SECOND
 from runbook.stats.throughput import WindowTooShort, last_window

@@ -140,18 +140,12 @@ class Screen:
             return found
         watchdog = Watchdog(self._budgets, wanted=len(states))
         hang = watchdog.find_hang(states, now=time.monotonic())
-        return [self._stall(watchdog, states)] if hang is not None else []
-
-    def _stall(self, watchdog: Watchdog, states: list[RankState]) -> Anomaly:
-        """A stall gets a stack dump before anything else, unless this only reads."""
-        if not self.limits.halt:
-            hang = watchdog.name_culprit(states, now=time.monotonic())
-            return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
-        token = self.ranks.token
-        send = partial(_send, token)
-        hang, _ = name_culprit(watchdog, self.run_dir, states, send, token=token)
-        write_summary(self.run_dir, states, hang.cause)
-        return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
+        if hang is None:
+            return []
+        if self.limits.halt:  # a stall gets a stack dump before anything else
+            hang, _ = name_culprit(watchdog, self.ranks, partial(_send, self.ranks.token))
+            write_summary(self.ranks, hang.cause)
+        return [Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)]
 
     def lines(self) -> list[str]:
         """The whole screen, from the run's state down to each rank."""
@@ -323,7 +317,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
     collect_flights(run_dir, ranks, send)
     files = collect_stacks(run_dir, ranks, send)
     flights = read_flights(run_dir, token=token)
-    found = []
+    found, now = [], time.monotonic()
     for state in ranks:
         path = next((p for p in files if STACKDUMPS.rank_of(p.name) == state.rank), None)
         flight = flights.get(state.rank)
@@ -335,7 +329,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
                 state=STOPPED.get(state.process_state, "running"),
                 phase=state.phase,
                 step=state.step,
-                silent_s=_silence(state),
+                silent_s=round(max(0.0, now - (state.mono or now)), 3),
                 stack=_added(path, before) if path else "",
                 last_collective=f"{last.seq}: {last.what}" if last else "",
                 path=str(path or ""),
@@ -343,11 +337,6 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
         )
     watch.close()
     return found
-
-
-def _silence(state: RankState) -> float:
-    said = state.mono
-    return round(max(0.0, time.monotonic() - said), 3) if said is not None else 0.0
 
 
 def _added(path: Path, before: dict[Path, int]) -> str:

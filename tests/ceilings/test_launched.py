@@ -15,8 +15,9 @@ from nsa.contract import Ceiling
 from phases.machine.ceilings import read_measured
 from runbook.config.registry import phases
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import LaunchOptions, run_launch
+from runbook.launch import run_launch
 from runbook.launch.observer import Observer
+from runbook.launch.supervision import LaunchOptions
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
 from tests.executed import note

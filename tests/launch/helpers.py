@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runbook.launch import Budgets, LaunchOptions, run_launch
+from runbook.launch import run_launch
 from runbook.launch.observer import Observer
+from runbook.launch.supervision import LaunchOptions
 from runbook.launch.watch.rank_state import RankState
+from runbook.launch.watch.watchdog import Budgets
 from runbook.process import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory import records

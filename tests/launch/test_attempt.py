@@ -14,10 +14,11 @@ import pytest
 from runbook.accounts import clocks
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import LaunchOptions, adopt_launch
+from runbook.launch import adopt_launch
 from runbook.launch.launcher_api import Running, Start
 from runbook.launch.local import Host, Local, LocalRun
 from runbook.launch.observer import Observer
+from runbook.launch.supervision import LaunchOptions
 from runbook.launch.watch import Presence
 from runbook.process import carriers
 from runbook.records import Begun, Launch, LaunchResult, LaunchStatus, Stop

@@ -13,7 +13,6 @@ import pytest
 from runbook.config.precedence import config_name
 from runbook.errors import RunbookError, UsageError
 from runbook.files import data_path
-from runbook.launch import Budgets
 from runbook.launch.command import (
     Command,
     build_command,
@@ -22,6 +21,7 @@ from runbook.launch.command import (
     pasteable,
     resolve_config,
 )
+from runbook.launch.watch.watchdog import Budgets
 from runbook.records import ArmSchedule, Launch
 from tests.executed import note
 from tests.factory.programs import git, program

@@ -11,8 +11,8 @@ import yaml
 
 from nsa.contract import PARTED
 from runbook.folder.launch import Exit
-from runbook.launch import Budgets
 from runbook.launch.end import (
+    Aftermath,
     classify_pytest,
     classify_trainer,
     is_communication_failure,
@@ -21,7 +21,7 @@ from runbook.launch.end import (
 from runbook.launch.observer import Pulse
 from runbook.launch.watch.live_status import pulse_of
 from runbook.launch.watch.rank_state import RankState
-from runbook.launch.watch.watchdog import Watchdog, blame
+from runbook.launch.watch.watchdog import Budgets, Watchdog, blame
 from runbook.records import End, Kind, LaunchStatus
 from tests.factory.tables import table
 from tests.launch.helpers import fake_launch, rank
@@ -44,9 +44,8 @@ def end_of(
     states = [state(number, said) for number, said in enumerate(ranks)]
     exits = rank_exits(states, 1, console)
     before, after = oom
-    return classify_trainer(
-        states, exits, child_code=1, wanted=2, oom=(before, after), console=console
-    )
+    told = Aftermath(exit_code=1, oom=(before, after))
+    return classify_trainer(states, exits, told, child_code=1, wanted=2, console=console)
 
 
 @pytest.mark.parametrize("case", ENDS.values(), ids=ENDS)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch
-from runbook.launch.observer import Observer, Pulse
+from runbook.launch import run_launch
+from runbook.launch.observer import Observer, Pulse, StopRequest
+from runbook.launch.supervision import LaunchOptions
+from runbook.launch.watch.watchdog import Budgets
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.factory import records
 from tests.factory.tables import table

@@ -21,6 +21,7 @@ from runbook.launch.incident.flight import (
     read_flights,
     read_nccl_rows,
 )
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
 from runbook.records import End, LaunchStatus
 
@@ -38,6 +39,15 @@ def write(folder: Path, rank: int, ops: list[Op], *, late: dict[int, float] | No
     ]
     document = {"schema_version": 1, "rank": rank, "token": TOKEN, "entries": entries}
     (folder / f"flight_rank{rank}.json").write_text(json.dumps(document))
+
+
+def watch(folder: Path) -> RankWatch:
+    return RankWatch(folder, TOKEN, 0.0)
+
+
+def here(_: int) -> str:
+    """The node of each rank where there is one machine."""
+    return ""
 
 
 def steps(count: int) -> list[Op]:
@@ -92,7 +102,7 @@ def test_an_aborted_rank_is_a_desync_by_the_others_record(tmp_path: Path) -> Non
     (tmp_path / "stackdump_rank1_77.txt").write_text(stack)
     console = ["what(): op.preamble.length <= op.nbytes. 16 vs 8. Received data size"]
     end = End(status=LaunchStatus.CRASHED, cause="rank 1 was ended by SIGABRT", culprit_rank=1)
-    told, files, _ = bundle(tmp_path, [], end, token=TOKEN, console=console, load=None)
+    told, files, _ = bundle(watch(tmp_path), end, console=console, load=None, where=here)
     assert told.culprit_rank == 1
     assert "desync at collective 20, sizes 16 for 8" in told.cause
     assert "/y/nsa/bus.py:51 in wait" in told.cause
@@ -104,9 +114,9 @@ def test_an_aborted_rank_is_a_desync_by_the_others_record(tmp_path: Path) -> Non
     for ops, culprit in (([*steps(9), BUS], 0), ([*twice, *steps(3)[2:], *twice, *twice[:2]], 1)):
         write(tmp_path, 0, ops)
         assert left_the_pattern(read_flights(tmp_path, token=TOKEN)[0]) == (culprit == 0)
-        told = bundle(tmp_path, [], end, token=TOKEN, console=console, load=None)[0]
+        told = bundle(watch(tmp_path), end, console=console, load=None, where=here)[0]
         assert told.culprit_rank == culprit
-    plain = bundle(tmp_path, [], end, token=TOKEN, console=["of another kind"], load=None)[0]
+    plain = bundle(watch(tmp_path), end, console=["of another kind"], load=None, where=here)[0]
     assert plain.cause == end.cause
 
 
@@ -176,8 +186,9 @@ def test_the_rank_that_did_not_come_is_to_blame_and_not_the_one_that_was_aborted
 ) -> None:
     paths = [write_dump(tmp_path, rank, steps(9 - (rank == late))) for rank in (0, 1)]
     end = End(status=LaunchStatus.CRASHED, cause=TIMEOUT, culprit_rank=0)
-    ranks = [RankState(rank=rank, path=tmp_path / "x") for rank in (0, 1)]
-    exact, files, _ = bundle(tmp_path, ranks, end, token=TOKEN, console=[], load=None)
+    ranks = watch(tmp_path)
+    ranks.ranks = {rank: RankState(rank=rank, path=tmp_path / "x") for rank in (0, 1)}
+    exact, files, _ = bundle(ranks, end, console=[], load=None, where=here)
     assert exact.culprit_rank == late
     assert exact.cause == f"rank {late} did not come to collective 19 ({TIMEOUT})"
     assert set(paths) <= set(files)

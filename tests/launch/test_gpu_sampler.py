@@ -19,10 +19,12 @@ from runbook.config.load import load_profile
 from runbook.folder.launch.documents import GPU_SAMPLES
 from runbook.folder.launch.evidence import read_launch
 from runbook.folder.launch.rows import read_rows
-from runbook.launch import Budgets, LaunchOptions, run_launch
+from runbook.launch import run_launch
 from runbook.launch.end import said_by_watchdog
 from runbook.launch.incident.flight import read_nccl_rows
 from runbook.launch.observer import Observer
+from runbook.launch.supervision import LaunchOptions
+from runbook.launch.watch.watchdog import Budgets
 from runbook.machine.gpu import cards as counters
 from runbook.machine.gpu import detect_profile
 from runbook.machine.gpu.cards import AFTER, gpu_samples, write_devices

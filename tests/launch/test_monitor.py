@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runbook.launch.watch.detectors import GATES, STEPS, Detectors, Monitor
+from runbook.launch.watch.detectors import Detectors, Monitor
 from runbook.launch.watch.watchdog import Thresholds
 from tests.factory import files
 
@@ -109,7 +109,7 @@ def rows(count: int, start: int = 1, **columns: object) -> list[dict[str, str]]:
 
 
 def kinds(readings: Iterable[Mapping[str, str]], limits: Thresholds | None = None) -> list[str]:
-    detectors = Detectors(STEPS, limits or Thresholds())
+    detectors = Detectors(limits or Thresholds())
     return [anomaly.kind for row in readings for anomaly in detectors.feed(row)]
 
 
@@ -150,7 +150,7 @@ def test_memory_that_only_grows() -> None:
 
 def by_layers(*readings: tuple[object, object, object, object]) -> list[str]:
     names = ("entropy", "max_gate", "entropy_mean", "max_gate_mean")
-    detector = Detectors(GATES, Thresholds())
+    detector = Detectors(Thresholds())
     rows = ({"step": "7", **dict(zip(names, map(str, r), strict=True))} for r in readings)
     return [found.kind for row in rows for found in detector.feed(row)]
 
@@ -173,7 +173,6 @@ def test_a_collapse_in_the_mean_over_the_layers_is_one_and_one_layer_alone_is_no
 @given(st.lists(st.dictionaries(st.sampled_from(["step", "loss", "grad_norm", "toks_per_s",
        "mem_mib", "entropy"]), st.text(max_size=8)), max_size=30))  # fmt: skip
 def test_no_text_makes_a_detector_fail(readings: list[dict[str, str]]) -> None:
-    detectors, gate = Detectors(STEPS, Thresholds()), Detectors(GATES, Thresholds())
+    detectors = Detectors(Thresholds())
     for row in readings:
         list(detectors.feed(row))
-        list(gate.feed(row))

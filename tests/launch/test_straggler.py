@@ -13,7 +13,7 @@ from runbook.launch.incident import bundle, stopped_at
 from runbook.launch.incident.flight import Straggler, find_straggler, read_flights
 from runbook.records import End, LaunchStatus
 from tests.factory.tables import table
-from tests.launch.test_flight import BUS, GRAD, START, TOKEN, steps, write
+from tests.launch.test_flight import BUS, GRAD, START, TOKEN, here, steps, watch, write
 
 
 def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> None:
@@ -22,7 +22,7 @@ def test_a_straggler_is_the_one_who_is_late_in_every_step(tmp_path: Path) -> Non
     late = {seq: 0.020 + noise.random() * 0.003 for seq in range(3, len(ops) + 1, 2)}
     write(tmp_path, 0, [*ops, START[0]])
     write(tmp_path, 1, [*ops, START[0]], late=late)
-    straggler = find_straggler(read_flights(tmp_path, token=TOKEN))
+    straggler = find_straggler(read_flights(tmp_path, token=TOKEN), here)
     assert straggler is not None and straggler.late == (1,)
     assert 0.020 <= straggler.lag_s <= 0.023
     assert straggler.text(None).startswith("straggler: rank 1 comes 2")
@@ -39,7 +39,7 @@ def test_who_only_waits_for_a_cpu_is_no_straggler(
     write(tmp_path, 1, ops, late=late)
     end = End(status=LaunchStatus.COMPLETED, cause="", culprit_rank=None)
     busy = Load(cpus=cpus, others=others, steal=steal, highest=1.0) if cpus else None
-    _, _, (note,) = bundle(tmp_path, [], end, token=TOKEN, console=[], load=busy)
+    _, _, (note,) = bundle(watch(tmp_path), end, console=[], load=busy, where=here)
     assert "rank 1 comes 21 ms late in each of 30 steps of" in note
     assert note.startswith("straggler: " if blamed else "short of CPUs: "), why
     assert blamed or "2 ranks ran while other work took " in note
@@ -50,16 +50,16 @@ def test_noise_and_turns_are_no_straggler(tmp_path: Path) -> None:
     noise = random.Random(2)
     for rank in (0, 1):
         write(tmp_path, rank, ops, late={s: noise.random() * 0.004 for s in range(len(ops) + 1)})
-    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None
+    assert find_straggler(read_flights(tmp_path, token=TOKEN), here) is None
     # Late by turns: both are slow in half of the steps, so neither is the straggler.
     late = dict.fromkeys(range(3, len(ops) + 1, 4), 0.03)
     other = dict.fromkeys(range(5, len(ops) + 1, 4), 0.03)
     write(tmp_path, 0, ops, late=late)
     write(tmp_path, 1, ops, late=other)
-    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None
+    assert find_straggler(read_flights(tmp_path, token=TOKEN), here) is None
     write(tmp_path, 0, steps(5))
     write(tmp_path, 1, steps(5), late=dict.fromkeys(range(3, 13), 0.5))
-    assert find_straggler(read_flights(tmp_path, token=TOKEN)) is None  # too few steps
+    assert find_straggler(read_flights(tmp_path, token=TOKEN), here) is None  # too few steps
 
 
 # The second collective of each step is entered together: by then everybody was waited for.
@@ -113,7 +113,7 @@ def test_steps_that_are_computed_twice_hide_no_straggler(
         ops += [GRAD, BUS]
     write(tmp_path, 0, [*ops, START[0]])
     write(tmp_path, 1, [*ops, START[0]], late=late)
-    straggler = find_straggler(read_flights(tmp_path, token=TOKEN))
+    straggler = find_straggler(read_flights(tmp_path, token=TOKEN), here)
     assert straggler is not None and straggler.late == (1,)
     assert straggler.steps >= 30 - max(0, *(step - 25 for step in twice)) - len(twice)
 

@@ -15,6 +15,7 @@ import pytest
 from runbook.accounts.clocks import ARRIVAL_S
 from runbook.accounts.tables import written_account
 from runbook.launch.end import rank_exits
+from runbook.launch.nodes.files import Job
 from runbook.launch.nodes.running import RanksOnNodes
 from runbook.launch.observer import Observer
 from runbook.launch.watch import LOOKS_PER_S, RankWatch
@@ -233,7 +234,8 @@ def test_a_rank_on_another_machine_is_held_against_that_ones_clock(tmp_path: Pat
     (tmp_path / "here").mkdir()
     behind = watched(RankWatch(tmp_path / "here", TOKEN, 0.0), tmp_path / "here", 3600.0)
     assert behind["wall_gap_s"] >= 3600
-    watch = RanksOnNodes(tmp_path, TOKEN, 0.0, ranks_per_node=1)
+    job = Job(run_token=TOKEN, nodes=1, nproc=1, argv=())
+    watch = RanksOnNodes(tmp_path, job, 0.0)
     assert "wall_gap_s" not in watched(watch, tmp_path, 3600.0)
 
 

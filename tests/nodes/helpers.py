@@ -18,13 +18,15 @@ import psutil
 from runbook.engine.verify import verify_run
 from runbook.folder import run_folders
 from runbook.folder.manifest import folder_problems, load_record
-from runbook.launch import Budgets, LaunchOptions, adopt_launch
+from runbook.launch import adopt_launch
 from runbook.launch.kubernetes import KubernetesCluster
 from runbook.launch.kubernetes.manifests import Request, read_pod
 from runbook.launch.nodes import NodesLauncher
 from runbook.launch.nodes.files import JOB_JSON, NODE_TOKEN_VARIABLE
 from runbook.launch.observer import Observer
 from runbook.launch.slurm import SlurmCluster
+from runbook.launch.supervision import LaunchOptions
+from runbook.launch.watch.watchdog import Budgets
 from runbook.process import carriers
 from runbook.records import Launch, LaunchResult
 from tests.factory.records import launch

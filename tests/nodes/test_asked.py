@@ -15,9 +15,9 @@ from runbook.errors import UsageError
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import write_facts
 from runbook.folder.launch.documents import GPU_SAMPLES
-from runbook.launch import LaunchOptions, run_launch
+from runbook.launch import run_launch
 from runbook.launch.launcher_api import launcher
-from runbook.launch.nodes import files
+from runbook.launch.nodes import chosen, files
 from runbook.launch.nodes.files import (
     NODE_JSONL,
     NODES,
@@ -28,6 +28,7 @@ from runbook.launch.nodes.files import (
 )
 from runbook.launch.observer import Observer
 from runbook.launch.slurm import JobState, SlurmCluster, agent_script, parse_job
+from runbook.launch.supervision import LaunchOptions
 from runbook.records.run import NODE_NAMES
 from tests.cli.shell import inside
 from tests.engine.test_doubt import record
@@ -106,7 +107,7 @@ def test_what_the_end_of_a_job_means(
     tmp_path: Path, state: str, code: int, log: str, ends: str, said: str
 ) -> None:
     """A full disk, which one node's agent tells by its exit code, among them."""
-    about = files.Job(job_id=4, run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
+    about = files.Job(job_id=4, run_token="ab", nodes=2, nproc=2, argv=("x",))
     job = JobState(state=state, code=code, nodes="n[0-1]")
     (tmp_path / "slurm.log").write_text(log)
     end = job.ended(about, tmp_path, gone=False, silent="1 of its 2 nodes")
@@ -115,8 +116,8 @@ def test_what_the_end_of_a_job_means(
 
 def test_a_pair_runs_on_its_own_nodes() -> None:
     launch = prepare(ASKED).planned[0].model_copy(update={"on": (0, 2)})
-    words = SlurmCluster().words(launch, name="x", names=("n4", "n7", "n9"))
-    assert "--nodelist=n4,n9" in words
+    on = chosen(launch, ("n4", "n7", "n9"))
+    assert "--nodelist=n4,n9" in SlurmCluster().words(launch, name="x", on=on)
 
 
 def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> None:
@@ -130,10 +131,10 @@ def test_a_launch_takes_the_first_of_the_nodes_that_are_kept(tmp_path: Path) -> 
         keep_nodes(tmp_path / KEPT, job)
         assert kept_nodes(tmp_path / KEPT) == kept
     launch = prepare(ASKED).planned[0]
-    names = kept_nodes(tmp_path / KEPT)
-    assert "--nodelist=n7,n4" in SlurmCluster().words(launch, name="x", names=names)
+    on = chosen(launch, kept_nodes(tmp_path / KEPT))
+    assert "--nodelist=n7,n4" in SlurmCluster().words(launch, name="x", on=on)
     # Of nodes that are not known yet Slurm chooses, beside those that are.
-    words = SlurmCluster().words(launch, name="x", names=("n7",))
+    words = SlurmCluster().words(launch, name="x", on=chosen(launch, ("n7",)))
     assert {"--nodes=2", "--nodelist=n7"} <= set(words)
 
 

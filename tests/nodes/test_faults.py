@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import StopRequest
 from runbook.launch.nodes.files import JOB_JSON, last_state
+from runbook.launch.observer import StopRequest
 from runbook.process import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from tests.cli.shell import runbook

@@ -174,7 +174,7 @@ def test_a_job_as_the_cluster_tells_it(
 def test_what_the_end_of_a_job_means(
     reason: str, pods: list[dict[str, Any]], status: str, words: str
 ) -> None:
-    about = Job(run_token="ab", nodes=2, nproc=2, argv=("x",), torchrun=True)
+    about = Job(run_token="ab", nodes=2, nproc=2, argv=("x",))
     over = {"gone": False, "silent": "1 of its 2 nodes"}
     failed = [{"type": "Failed", "status": "True", "reason": reason, "message": ""}]
     state = told(failed, pods, logs=lambda name: f"{name} has no torch")

@@ -13,8 +13,9 @@ from runbook.config import Profile, registry
 from runbook.config.load import load_profile
 from runbook.config.registry import PlanContext
 from runbook.folder.launch.evidence import read_launch
-from runbook.launch import LaunchOptions, run_launch
+from runbook.launch import run_launch
 from runbook.launch.observer import Observer
+from runbook.launch.supervision import LaunchOptions
 from runbook.records import Check
 from runbook.records.evidence import LaunchEvidence, PhaseEvidence
 

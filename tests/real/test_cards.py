@@ -18,10 +18,12 @@ from runbook.folder.launch.documents import GPU_SAMPLES, read_console
 from runbook.folder.launch.rows import read_rows
 from runbook.launch.incident import bundle
 from runbook.launch.incident.flight import read_nccl_rows
+from runbook.launch.watch import RankWatch
 from runbook.machine.gpu import profile_for
 from runbook.machine.gpu.cards import counted, parse_nvidia_smi, parse_topology
 from runbook.machine.preflight import gpu_drafts
 from runbook.records import End, LaunchResult, LaunchStatus
+from tests.launch.test_flight import here
 from tests.launch.test_gpu_sampler import HANGS, missing
 from tests.real import H100, H200, unread_fields
 
@@ -132,7 +134,8 @@ def test_one_rank_that_hung_left_what_it_has_to(name: str, tmp_path: Path) -> No
     kept = LaunchResult.model_validate_json((folder / "result.json").read_bytes())
     lines, _ = read_console(folder / "console.log")
     end = End(status=kept.status, cause=kept.cause, culprit_rank=kept.culprit_rank)
-    told, _, _ = bundle(folder, [], end, token=kept.run_token, console=lines, load=None)
+    watch = RankWatch(folder, kept.run_token, 0.0)
+    told, _, _ = bundle(watch, end, console=lines, load=None, where=here)
     assert told.status is LaunchStatus.HUNG and told.cause.startswith("hang: rank 0 silent for")
     result = kept.model_copy(update={"cause": told.cause, "run_token": ""})
     assert missing(name, result, folder) == []

@@ -22,9 +22,10 @@ import yaml
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.errors import UsageError
 from runbook.folder.facts import REDACTED
-from runbook.launch import LaunchOptions, run_launch
+from runbook.launch import run_launch
 from runbook.launch.command import Command, build_environment
 from runbook.launch.observer import Observer
+from runbook.launch.supervision import LaunchOptions
 from runbook.process import carriers, environment_holds, kill_all, signal_owned
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.tools.drill import FAULTS

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from runbook.cli import main
-from runbook.launch import LaunchOptions, StopRequest, run_launch
+from runbook.launch import run_launch
 from runbook.launch.observer import Observer
+from runbook.launch.supervision import LaunchOptions
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord
 from runbook.tools.drill import FAULTS
 from runbook.tools.drill.scene import drill_launch

@@ -24,9 +24,9 @@ from runbook.launch.incident.flight import (
     find_straggler,
     last_numbers,
     left_the_pattern,
-    one_machine,
     read_flights,
 )
+from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
 from runbook.launch.watch.watchdog import STOPPED, Watchdog
 from runbook.process import run_tool
@@ -104,16 +104,15 @@ def _answers(
     return sorted(last)
 
 
-def name_culprit(
-    watchdog: Watchdog, run_dir: Path, ranks: Sequence[RankState], send: Send, *, token: str
-) -> tuple[End, list[Path]]:
+def name_culprit(watchdog: Watchdog, watch: RankWatch, send: Send) -> tuple[End, list[Path]]:
     """Who is to blame for a hang that was found, and the stacks of all ranks.
 
     The evidence comes first: where all ranks are equally far, only it tells who is waited for.
     """
-    flights = collect_flights(run_dir, ranks, send)
-    stacks = collect_stacks(run_dir, ranks, send)
-    entered = last_numbers(read_flights(run_dir, token=token)) if flights else None
+    ranks = list(watch.ranks.values())
+    flights = collect_flights(watch.run_dir, ranks, send)
+    stacks = collect_stacks(watch.run_dir, ranks, send)
+    entered = last_numbers(read_flights(watch.run_dir, token=watch.token)) if flights else None
     busy = busy_ranks(stacks)
     return watchdog.name_culprit(ranks, now=time.monotonic(), busy=busy, entered=entered), stacks
 
@@ -136,17 +135,18 @@ def stopped_at(run_dir: Path, end: End) -> tuple[str, ...]:
     """
     if end.status is not LaunchStatus.HUNG or end.culprit_rank is None:
         return ()
-    dumps = [p for p in run_dir.glob(STACKDUMPS.glob(end.culprit_rank)) if p.stat().st_size]
+    return tuple(_own_places(run_dir, end.culprit_rank)[:_OWN])
+
+
+def _own_places(run_dir: Path, rank: int) -> list[str]:
+    """Where the main thread of a rank was by its last dump, in its own code, innermost first."""
+    dumps = [p for p in run_dir.glob(STACKDUMPS.glob(rank)) if p.stat().st_size]
     newest = max(dumps, key=lambda path: path.stat().st_mtime_ns, default=None)
-    return tuple(_own_places(newest)[:_OWN]) if newest else ()
-
-
-def _own_places(path: Path) -> list[str]:
-    """Where the main thread of a dumped rank is in code of its own, innermost first."""
+    dump = newest.read_text("utf-8", "replace") if newest else ""
     return [
         # So that nobody takes a name for a word; `<module>` is none.
         f"{_shown_path(name)}:{line} in {function}{'' if function.startswith('<') else '()'}"
-        for name, line, function in _main_frames(path.read_text("utf-8", "replace"))
+        for name, line, function in _main_frames(dump)
         if not _NOT_ITS_OWN.search(name)
     ]
 
@@ -191,7 +191,7 @@ def _process_of(state: RankState) -> dict[str, int | str | None]:
     return {"rank": state.rank, "pid": state.pid, "process_state": now}
 
 
-def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path:
+def write_summary(watch: RankWatch, cause: str) -> Path:
     """Write `incident.json`: the cause, and of each rank its state and last heartbeats.
 
     One voice for all ranks has no rank and no process of its own.
@@ -208,23 +208,21 @@ def write_summary(run_dir: Path, ranks: Sequence[RankState], cause: str) -> Path
                 "last_heartbeats": list(state.recent),
             }
             # Not in the order in which their files happened to appear.
-            for state in sorted(ranks, key=lambda state: state.rank)
+            for _, state in sorted(watch.ranks.items())
         ],
     }
-    path = run_dir / INCIDENT_JSON
+    path = watch.run_dir / INCIDENT_JSON
     write_atomic(path, json.dumps(document, indent=2, default=str) + "\n")
     return path
 
 
 def bundle(
-    run_dir: Path,
-    ranks: Sequence[RankState],
+    watch: RankWatch,
     end: End,
     *,
-    token: str,
     console: Sequence[str],
     load: Load | None,
-    where: Callable[[int], str] = one_machine,
+    where: Callable[[int], str],
 ) -> tuple[End, list[Path], tuple[str, ...]]:
     """The end with its cause made exact by the flight records, the evidence, and notes.
 
@@ -232,7 +230,8 @@ def bundle(
     alone may explain that. `where` gives the node of a rank. For a bad end the files are the
     incident's summary, every stack and flight record, and what a watcher wrote.
     """
-    flights = read_flights(run_dir, token=token)
+    run_dir = watch.run_dir
+    flights = read_flights(run_dir, token=watch.token)
     if end.status is LaunchStatus.COMPLETED:
         late = find_straggler(flights, where)
         if late is None:
@@ -247,7 +246,7 @@ def bundle(
     if end.status in _NO_INCIDENT:
         return end, files, ()
     if not summary.exists():
-        write_summary(run_dir, ranks, end.cause)
+        write_summary(watch, end.cause)
     return end, [*files, summary], ()
 
 
@@ -285,8 +284,7 @@ def _waited_for(end: End, flights: dict[int, Flight]) -> End:
 def _aborted(end: End, aborted: int, flights: dict[int, Flight], run_dir: Path, sizes: str) -> End:
     """A desync that ended one rank on the spot: the others' records say whether it was theirs."""
     told = {rank: flight[-1] for rank, flight in flights.items() if flight}
-    stacks = [p for p in run_dir.glob(STACKDUMPS.glob(aborted)) if p.stat().st_size]
-    place = next(iter(_own_places(stacks[0])), "") if stacks else ""
+    place = next(iter(_own_places(run_dir, aborted)), "")
     seen = [f"rank {rank}: {last.what}" for rank, last in sorted(told.items())]
     seen.append(f"rank {aborted} was ended at {place or 'an unknown place'}")
     number = max((last.seq for last in told.values()), default=0)

@@ -226,14 +226,7 @@ class Straggler:
         return f"rank {self.late[0]}{on} comes"
 
 
-def one_machine(_: int) -> str:
-    """The node of each rank where there is only this machine."""
-    return ""
-
-
-def find_straggler(
-    flights: Mapping[int, Flight], where: Callable[[int], str] = one_machine
-) -> Straggler | None:
+def find_straggler(flights: Mapping[int, Flight], where: Callable[[int], str]) -> Straggler | None:
     """Who enters the collectives later than all others in nearly every step.
 
     `where` gives the node of a rank. The node is named where all of its ranks are late together,

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,6 @@ from runbook.launch.nodes import (
     NodesKind,
     Standing,
     agent,
-    chosen,
     gpus_per_node,
 )
 from runbook.launch.nodes.agent import Place
@@ -199,13 +198,6 @@ class KubernetesCluster(Cluster):
         command = ["kubectl", *where, *words]
         return run_tool(command, timeout_s=_TIMEOUT_S, variables=os.environ, given=given)
 
-    def asked(self, *words: str, given: str = "") -> Any:
-        """Its answer as JSON. Raises RefusedError with its words."""
-        done = self.run(*words, "--output=json", given=given)
-        if not done.ok:
-            raise RefusedError(_words(done))
-        return json.loads(done.stdout)
-
     def may(self, verb: str, what: str) -> bool:
         """Whether the user may do this. Raises RefusedError if no cluster answers."""
         done = self.run("auth", "can-i", verb, what)
@@ -213,9 +205,8 @@ class KubernetesCluster(Cluster):
             raise RefusedError(_words(done))
         return answer == "yes"
 
-    def submit(self, start: Start, job: Job, names: tuple[str, ...]) -> Job:
+    def submit(self, start: Start, job: Job, on: Sequence[str]) -> Job:
         """As in `Cluster`. Raises RefusedError with kubectl's words."""
-        launch = start.launch
         # A pod has a path, a home and devices of its own.
         environment = {
             name: value
@@ -223,12 +214,10 @@ class KubernetesCluster(Cluster):
             if name in start.command.env or not is_passed_on(name)
         }
         command = agent.command(place, start.run_dir)
-        on = chosen(launch, names)
-        document = self.request.job(launch, job.name, command, environment, on)
-        try:
-            self.asked("create", "-f", "-", given=json.dumps(document))
-        except RefusedError as error:
-            raise RefusedError(f"Kubernetes refused the Job: {error}") from error
+        document = self.request.job(start.launch, job.name, command, environment, on)
+        done = self.run("create", "-f", "-", given=json.dumps(document))
+        if not done.ok:
+            raise RefusedError(f"Kubernetes refused the Job: {_words(done)}")
         return job
 
     def found(self, job: Job) -> Job:
@@ -237,7 +226,11 @@ class KubernetesCluster(Cluster):
 
     def look(self, job: Job) -> Standing | None:
         """As in `Cluster`. Raises RefusedError."""
-        items = self.asked("get", "jobs,pods", f"--selector={LABEL}={job.name}")["items"]
+        which = f"--selector={LABEL}={job.name}"
+        done = self.run("get", "jobs,pods", which, "--output=json")
+        if not done.ok:
+            raise RefusedError(_words(done))
+        items = json.loads(done.stdout)["items"]
         found = next((one for one in items if one["kind"] == "Job"), None)
         pods = [one for one in items if one["kind"] == "Pod"]
         if found is None and not pods:

@@ -20,7 +20,6 @@ from runbook.launch.launcher_api import Launcher, LauncherKind, Running, Start
 from runbook.launch.nodes import files
 from runbook.launch.nodes.running import NodesRun
 from runbook.records import End, Launch
-from runbook.records.launch import TORCHRUN
 
 # Where the agents of a printed command meet.
 RENDEZVOUS_PORT = 29400
@@ -63,8 +62,8 @@ class Cluster(Protocol):
     pending: Standing
     by_itself_s: float
 
-    def submit(self, start: Start, job: files.Job, names: tuple[str, ...]) -> files.Job:
-        """Have the job's agents started, on `names` as far as known. Raises RefusedError."""
+    def submit(self, start: Start, job: files.Job, on: Sequence[str]) -> files.Job:
+        """Have the job's agents started, on these nodes and on any beyond. Raises RefusedError."""
 
     def found(self, job: files.Job) -> files.Job:
         """The job with its number, if its harness was killed before it wrote that down."""
@@ -130,7 +129,7 @@ class NodesLauncher(Launcher):
         job = self.job(start)
         path = start.run_dir / files.JOB_JSON
         files.write_record(path, job)
-        job = self.cluster.submit(start, job, files.kept_nodes(self.kept))
+        job = self.cluster.submit(start, job, chosen(start.launch, files.kept_nodes(self.kept)))
         try:
             files.write_record(path, job)
         except OSError:
@@ -140,14 +139,11 @@ class NodesLauncher(Launcher):
 
     def job(self, start: Start) -> files.Job:
         """What the agents of a launch run."""
-        words = list(start.command.argv)
-        torchrun = words[:1] == [TORCHRUN]
         return files.Job(
             run_token=start.token,
             nodes=start.launch.nodes,
             nproc=start.launch.nproc,
-            argv=tuple(words[1:] if torchrun else words),
-            torchrun=torchrun,
+            argv=start.command.argv,
             folder=str(start.command.folder or ""),
             meet_s=self.queue_s,
         )
@@ -169,10 +165,9 @@ class NodesLauncher(Launcher):
     def nodes(self, run_dir: Path) -> list[Path]:
         """As in `Launcher`."""
         kept = files.kept_nodes(self.kept)
-        folders = {folder: files.last_state(folder) for folder in files.node_folders(run_dir)}
         placed = []
-        for folder, state in folders.items():
-            if state is None:
+        for folder in files.node_folders(run_dir):
+            if (state := files.last_state(folder)) is None:
                 raise RunbookError(f"{folder / files.NODE_JSONL} is damaged")
             known = kept.index(folder.name) if folder.name in kept else len(kept)
             placed.append((known, state.index, folder.name, folder))

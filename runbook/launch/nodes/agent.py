@@ -29,6 +29,7 @@ from runbook.launch.nodes import files
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
 from runbook.process import environment_holds, has_ended_under, signal_owned
+from runbook.records.launch import TORCHRUN
 
 _POLL_S = 0.1
 _TELL_EVERY_S = 1.0
@@ -192,14 +193,15 @@ class Agent:
         return found
 
     def _argv(self) -> list[str]:
-        if not self.job.torchrun:
-            return list(self.job.argv)
+        first, *rest = self.job.argv
+        if first != TORCHRUN:
+            return [first, *rest]
         if self.job.nodes == 1:
-            return on_loopback(self.job.argv, free_port())
+            return on_loopback(rest, free_port())
         words = rendezvous(self._meet(), self.job.run_token)
         host, join_s = self.place.index == 0, max(_JOIN_S, self.job.meet_s)
         own = [f"--rdzv-conf=is_host={int(host)},join_timeout={join_s:.0f}"]
-        return as_typed([*words, *own, f"--local-addr={self.place.address}", *self.job.argv])
+        return as_typed([*words, *own, f"--local-addr={self.place.address}", *rest])
 
     def _meet(self) -> str:
         """Where torchrun's agents meet: the first node says it, the others read it."""

@@ -50,7 +50,7 @@ T = TypeVar("T", bound=Record)
 
 
 class Job(Record):
-    """What the agents of a launch run: `argv` on each of `nodes`, joined by torchrun or alone.
+    """What the agents of a launch run: `argv` on each of `nodes`, joined if it is torchrun's.
 
     `folder` is where it is executed. `job_id` is 0 until a cluster that counts its jobs gave one.
     Its agents wait `meet_s` for each other, as long as a job may for its nodes, which may come one
@@ -63,7 +63,6 @@ class Job(Record):
     nodes: int = Field(ge=1)
     nproc: int = Field(ge=1)
     argv: tuple[str, ...]
-    torchrun: bool
     folder: str = ""
     meet_s: float = 120.0
 
@@ -249,13 +248,8 @@ def _joined(
 
 def _devices(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
     """GPUs are counted on: those of the second node follow those of the first."""
-    gpus: list[dict[str, Any]] = []
-    for node, document in documents:
-        first = len(gpus)
-        gpus += [
-            {**gpu, "index": first + place, "node": node}
-            for place, gpu in enumerate(document.get("gpus", ()))
-        ]
+    every = [{**gpu, "node": node} for node, one in documents for gpu in one.get("gpus", ())]
+    gpus = [{**gpu, "index": place} for place, gpu in enumerate(every)]
     nodes = [node for node, _ in documents]
     return _joined(documents, "source", "problem", "driver", gpus=gpus, nodes=nodes)
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from runbook.folder.launch import LineTail
 from runbook.launch.command import RefusedError
-from runbook.launch.launcher_api import Aftermath, Start
+from runbook.launch.end import Aftermath
+from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import files
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.rank_state import RankState
@@ -38,11 +39,9 @@ _CANCEL_GRACE_S = 10.0
 class RanksOnNodes(RankWatch):
     """In the harness: processes are what the nodes' agents say of them."""
 
-    def __init__(
-        self, run_dir: Path, token: str, started_at: float, *, ranks_per_node: int
-    ) -> None:
-        super().__init__(run_dir, token, started_at)
-        self._ranks_per_node = ranks_per_node
+    def __init__(self, run_dir: Path, job: files.Job, started_at: float) -> None:
+        super().__init__(run_dir, job.run_token, started_at)
+        self._ranks_per_node = max(1, job.nproc // job.nodes)
         self.nodes: dict[str, files.NodeState] = {}
         # When each node was heard last, on this process's monotonic clock.
         self.heard_at: dict[str, float] = {}
@@ -106,12 +105,7 @@ class NodesRun:
         self._names: tuple[str, ...] = ()
         self.submitted = time.monotonic()
         self.began: float | None = None
-        self.watch = RanksOnNodes(
-            start.run_dir,
-            start.token,
-            self.submitted,
-            ranks_per_node=max(1, job.nproc // job.nodes),
-        )
+        self.watch = RanksOnNodes(start.run_dir, job, self.submitted)
         self.state = self._cluster.pending
         self._asked_at, self._over_at, self._terminated_at = 0.0, 0.0, 0.0
         self._told, self._gone, self._lost = "", False, False

@@ -88,21 +88,17 @@ class _Loss(_Detector):
             return None
         if not math.isfinite(loss):
             return Anomaly(kind="nonfinite_loss", text=f"loss {loss} at step {step}", step=step)
-        middle = self._spike_over(loss)
+        middle = self._usual()
+        spiked = len(self._recent) >= _FEWEST and loss > middle + self._spike(middle)
         self._recent.append(loss)
-        if middle is None:
+        if not spiked:
             return None
         text = f"loss {loss:.4g} at step {step}, median of the {_RECENT} steps before {middle:.4g}"
         return Anomaly(kind="loss_spike", text=text, step=step)
 
-    def _spike_over(self, loss: float) -> float | None:
-        if len(self._recent) < _FEWEST:
-            return None
-        middle = statistics.median(self._recent)
-        if loss <= middle + self._limits.spike_share * abs(middle):
-            return None
+    def _spike(self, middle: float) -> float:
         spread = _SPREAD_OF_MAD * statistics.median(abs(x - middle) for x in self._recent)
-        return middle if loss > middle + self._limits.spike_spreads * spread else None
+        return max(self._limits.spike_share * abs(middle), self._limits.spike_spreads * spread)
 
 
 class _GradientNorm(_Detector):
@@ -203,6 +199,8 @@ class _Gates(_Detector):
         entropy, largest = number(row, "entropy_mean"), number(row, "max_gate_mean")
         if entropy is None and largest is None:
             entropy, largest = number(row, "entropy"), number(row, "max_gate")
+        if entropy is None and largest is None:
+            return None
         self._bad = self._bad + 1 if self._is_bad(entropy, largest) else 0
         if not limits.gate_collapse_n or self._bad != limits.gate_collapse_n:
             return None
@@ -218,16 +216,15 @@ class _Gates(_Detector):
         return low or (largest is not None and not largest <= self._limits.gate_max)
 
 
-# What is looked for in the readings of the steps, and in those of the gates.
-STEPS: tuple[type[_Detector], ...] = (_Loss, _GradientNorm, _Flatline, _Growth)
-GATES: tuple[type[_Detector], ...] = (_Gates,)
-
-
 class Detectors:
-    """Everything that is decided from the rows of one table."""
+    """Everything that is decided from the rows of the steps and of the gates.
 
-    def __init__(self, kinds: tuple[type[_Detector], ...], limits: Thresholds) -> None:
-        self._all = [kind(limits) for kind in kinds]
+    A row that lacks the columns of a detector tells it nothing.
+    """
+
+    def __init__(self, limits: Thresholds) -> None:
+        kinds = (_Loss, _GradientNorm, _Flatline, _Growth, _Gates)
+        self._all: list[_Detector] = [kind(limits) for kind in kinds]
 
     def feed(self, row: Mapping[str, str]) -> Iterator[Anomaly]:
         """The anomalies that this row completes; none if it has no step."""
@@ -242,18 +239,15 @@ class Monitor:
     def __init__(self, run_dir: Path, limits: Thresholds) -> None:
         self.run_dir, self.limits = run_dir, limits
         self.readings = Readings(run_dir)
-        self._watched: tuple[tuple[Readings | TableTail, Detectors], ...] = (
-            (self.readings, Detectors(STEPS, limits)),
-            (TableTail(run_dir / GATES_CSV), Detectors(GATES, limits)),
-        )
+        self._gates, self._detectors = TableTail(run_dir / GATES_CSV), Detectors(limits)
 
     def look(self) -> list[Anomaly]:
         """What the new rows show, in their order."""
         return [
             replace(anomaly, path=table.path.name if table.path else "")
-            for table, detectors in self._watched
+            for table in (self.readings, self._gates)
             for row in table.rows()
-            for anomaly in detectors.feed(row)
+            for anomaly in self._detectors.feed(row)
         ]
 
     def look_and_record(self) -> list[Anomaly]:

@@ -99,10 +99,8 @@ def held_mib(pid: int) -> float | None:
 def _children(threads: Iterable[Path]) -> int:
     count = 0
     for thread in threads:
-        try:
+        with suppress(FileNotFoundError):  # it has ended meanwhile, or the kernel does not tell
             count += len((thread / "children").read_bytes().split())
-        except FileNotFoundError:
-            continue  # the thread has ended meanwhile, or the kernel does not tell
     return count
 
 

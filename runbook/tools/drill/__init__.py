@@ -22,8 +22,8 @@ from runbook.errors import UsageError, did_you_mean
 from runbook.files import make_new_dir, make_private_dir, shipped_data
 from runbook.folder.launch import heartbeat_files, heartbeats_in
 from runbook.folder.launch.evidence import read_training_csv
-from runbook.launch import StopRequest
 from runbook.launch.incident.flight import SHORT_OF_CPUS
+from runbook.launch.observer import StopRequest
 from runbook.process import carriers
 from runbook.records import LaunchStatus
 

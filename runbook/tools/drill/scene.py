@@ -28,8 +28,10 @@ from nsa.contract import (
 )
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch.documents import json_object
-from runbook.launch import Budgets, LaunchOptions, StopRequest, run_launch, stop_on_signals
-from runbook.launch.observer import Observer
+from runbook.launch import run_launch
+from runbook.launch.observer import Observer, StopRequest, stop_on_signals
+from runbook.launch.supervision import LaunchOptions
+from runbook.launch.watch.watchdog import Budgets
 from runbook.process import carriers
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.launch import torchrun
