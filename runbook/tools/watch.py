@@ -33,17 +33,10 @@ from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
 
 def follow(run_dir: Path) -> RankWatch:
-    """A view of the ranks of a directory, by the token that its heartbeats carry."""
-    return RankWatch(run_dir, _token(run_dir), time.monotonic())
-
-
-def _token(run_dir: Path) -> str:
-    """The token in the first heartbeat of the first rank that has one; an empty text if none."""
-    for path in heartbeat_files(run_dir).values():
-        first = next(heartbeats_in(path), {})
-        if isinstance(first.get("token"), str):
-            return str(first["token"])
-    return ""
+    """A view of the ranks of a directory, by the first token that their heartbeats carry."""
+    first = (next(heartbeats_in(path), {}) for path in heartbeat_files(run_dir).values())
+    tokens = (beat["token"] for beat in first if isinstance(beat.get("token"), str))
+    return RankWatch(run_dir, next(tokens, ""), time.monotonic())
 
 
 def is_over(run_dir: Path) -> bool:
@@ -155,13 +148,13 @@ class Screen:
 
     def _stall(self, watchdog: Watchdog, states: list[RankState]) -> Anomaly:
         """A stall gets a stack dump before anything else, unless this only reads."""
-        if not self.limits.halt:
+        if self.limits.halt:
+            token = self.ranks.token
+            reach = Bystander(run_dir=self.run_dir, token=token)
+            hang, _ = name_culprit(watchdog, self.run_dir, states, reach, token=token)
+            write_summary(self.run_dir, states, hang.cause)
+        else:
             hang = watchdog.name_culprit(states, now=time.monotonic())
-            return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
-        token = self.ranks.token
-        reach = Bystander(run_dir=self.run_dir, token=token)
-        hang, _ = name_culprit(watchdog, self.run_dir, states, reach, token=token)
-        write_summary(self.run_dir, states, hang.cause)
         return Anomaly(kind="heartbeat_stall", text=hang.cause, rank=hang.culprit_rank)
 
     def lines(self) -> list[str]:
@@ -207,20 +200,18 @@ class Screen:
         return f", {duration_text(round(seconds))} left" if seconds > 0 else ""
 
     def _numbers(self, state: RankState) -> str:
-        told = state.latest.get(Event.PROGRESS, {})
-        evaluated = state.latest.get(Event.EVAL)
-        parts = [f"loss {told['loss']:.4f}" if is_any_number(told.get("loss")) else ""]
-        if isinstance(told.get("loss"), str):
-            parts = [f"loss {told['loss']}"]
-        if evaluated is not None and is_any_number(evaluated.get("loss")):
+        told, evaluated = (state.latest.get(one, {}) for one in (Event.PROGRESS, Event.EVAL))
+        loss, parts = told.get("loss"), []
+        if is_any_number(loss) or isinstance(loss, str):
+            parts.append(f"loss {loss}" if isinstance(loss, str) else f"loss {loss:.4f}")
+        if is_any_number(evaluated.get("loss")):
             parts.append(f"validation {evaluated['loss']:.4f} (step {evaluated.get('step')})")
         if is_any_number(told.get("grad_norm")):
             parts.append(f"gradient norm {told['grad_norm']:.3g}")
         # The last rate of a run that has fallen silent is not its rate.
         if state.rates and not state.ended and not self._silent(state):
             parts.append(f"{statistics.median(state.rates):,.0f} {TOKENS_PER_SECOND}")
-        shown = [part for part in parts if part]
-        return "  ".join(shown) if shown else "no step has been told yet"
+        return "  ".join(parts) or "no step has been told yet"
 
     def _silent(self, state: RankState) -> bool:
         ranks = self._states
@@ -332,12 +323,13 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
     reach = Bystander(run_dir=run_dir, token=token)
     before = {p: p.stat().st_size for p in run_dir.glob(STACKDUMPS.glob())}
     collect_flights(run_dir, ranks, reach)
-    files = collect_stacks(run_dir, ranks, reach)
+    files = {STACKDUMPS.rank_of(p.name): p for p in collect_stacks(run_dir, ranks, reach)}
     flights = read_flights(run_dir, token=token)
-    found = []
+    now, found = time.monotonic(), []
     for state in ranks:
-        path = next((p for p in files if STACKDUMPS.rank_of(p.name) == state.rank), None)
+        path = files.get(state.rank)
         flight = flights.get(state.rank)
+        said = now if state.mono is None else state.mono
         last = flight.collectives[-1] if flight and flight.collectives else None
         found.append(
             RankStack(
@@ -346,7 +338,7 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
                 state=STOPPED.get(state.process_state, "running"),
                 phase=state.phase,
                 step=state.step,
-                silent_s=_silence(state),
+                silent_s=round(max(0.0, now - said), 3),
                 stack=_added(path, before) if path else "",
                 last_collective=f"{last.seq}: {last.text()}" if last else "",
                 path=str(path or ""),
@@ -354,11 +346,6 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
         )
     watch.close()
     return found
-
-
-def _silence(state: RankState) -> float:
-    said = state.mono
-    return round(max(0.0, time.monotonic() - said), 3) if said is not None else 0.0
 
 
 def _added(path: Path, before: dict[Path, int]) -> str:
