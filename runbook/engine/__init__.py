@@ -22,12 +22,13 @@ from runbook.records import (
     Outcome,
     PhaseRecord,
     Reason,
+    RunRecord,
     Verdict,
     judge_run,
     satisfies,
 )
 from runbook.records.evidence import Fact, PhaseEvidence
-from runbook.records.run import Invocation, Ran
+from runbook.records.run import Ran
 
 _SHOWN = 2
 _WITHOUT_JUDGEMENT = (Reason.INTERRUPTED, Reason.HARNESS_ERROR)
@@ -48,22 +49,19 @@ def missing_row(name: str, **said: Any) -> Check:
 
 
 def missing_phases(
+    record: RunRecord,
     phases: Sequence[PhaseRecord],
-    required: Iterable[str],
     *,
     known: Mapping[str, tuple[str, str]],
     asked_for: Sequence[str],
-    interrupted: str,
-    invocation: Invocation,
 ) -> list[PhaseRecord]:
     """Records of the phases that have required checks and never ran, each check a row.
 
-    `known` gives title and source of a phase by name. `interrupted` is the signal, if there was
-    one. The result keeps the order of `required`.
+    `known` gives title and source of a phase by name. The result keeps the order of `required`.
     """
     present = {check.id for phase in phases for check in phase.checks}
     absent: dict[str, list[str]] = {}
-    for name in required:
+    for name in record.required:
         if name not in present:
             absent.setdefault(name.partition(".")[0], []).append(name)
     ran = {phase.name for phase in phases}
@@ -74,16 +72,16 @@ def missing_phases(
             code, reason, follows = Reason.HARNESS_ERROR, "the phase ended without this row", ""
         elif phase not in asked_for:
             code, reason, follows = Reason.NOT_ASKED_FOR, "this phase was not asked for", phase
-        elif interrupted:
+        elif signal := record.options.get("signal"):
             code = Reason.INTERRUPTED
-            reason = f"the run was interrupted by {interrupted} before this phase"
+            reason = f"the run was interrupted by {signal} before this phase"
         left_out = code is Reason.NOT_ASKED_FOR
         said = {
             "outcome": Outcome.SKIPPED if left_out else Outcome.INCOMPLETE,
             "code": code,
             "reason": reason,
             "remedy": "" if left_out else "run this phase, or continue the run with --resume",
-            "rerun": invocation.line([phase]),
+            "rerun": record.invocation.line([phase]),
             "follows": follows,
         }
         rows = tuple(missing_row(name, **said) for name in names)
@@ -101,9 +99,9 @@ def reasons_for(
 ) -> tuple[str, ...]:
     """One or two sentences that say why the verdict is what it is."""
     verdict, wanted = judge_run(checks, required), set(required)
-    left_out = [check for check in checks if check.left_out and check.id in wanted]
+    chosen = [check for check in checks if check.id in wanted]
+    left_out = [check for check in chosen if check.left_out]
     if verdict is Verdict.GO:
-        chosen = [check for check in checks if check.id in wanted]
         passed = sum(check.outcome is Outcome.PASS for check in chosen)
         new = len(chosen) - passed
         rest = f"; {new} had no accepted run to compare with" if new else ""
@@ -112,11 +110,7 @@ def reasons_for(
         phases = ", ".join(dict.fromkeys(check.phase for check in left_out))
         passed_all = f"all {len(wanted) - len(left_out)} required checks that were asked for passed"
         return (passed_all, f"{len(left_out)} more were not asked for: {phases}")
-    bad = [
-        check
-        for check in checks
-        if check.id in wanted and not satisfies(check) and not check.left_out
-    ]
+    bad = [check for check in chosen if not satisfies(check) and not check.left_out]
     bad.sort(key=lambda check: check.outcome.rank)
     if verdict is Verdict.NO_GO:
         bad = [check for check in bad if check.outcome is Outcome.FAIL]

@@ -151,16 +151,8 @@ def assemble(
     Required checks that no phase gave become rows; verdict, reasons and exports are worked out.
     `record.exports` are those before any phase chose something.
     """
-    signal = str(record.options.get("signal") or "")
-    missing = missing_phases(
-        phases,
-        record.required,
-        known=known,
-        asked_for=asked_for,
-        interrupted=signal,
-        invocation=record.invocation,
-    )
-    order = list(known)
+    signal, order = str(record.options.get("signal") or ""), list(known)
+    missing = missing_phases(record, phases, known=known, asked_for=asked_for)
     whole = sorted(
         [*phases, *missing],
         key=lambda phase: order.index(phase.name) if phase.name in known else len(order),
@@ -309,5 +301,4 @@ def untrusted(record: RunRecord, why: str) -> RunRecord:
     """
     reason = f"{RECORD_FILE} {why}: nothing in it can be trusted"
     reasons = (f"{reason}; see runbook verify {record.run_id}", *record.reasons)
-    fields = {"verdict": Verdict.INCOMPLETE, "reasons": reasons}
-    return record.model_copy(update=fields)
+    return record.model_copy(update={"verdict": Verdict.INCOMPLETE, "reasons": reasons})

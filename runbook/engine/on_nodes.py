@@ -23,7 +23,7 @@ from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import FACTS_FILE, finish, read_facts, write_facts
 from runbook.launch import run_launch, set_aside
 from runbook.launch.launcher_api import NODE_FOLDER_VARIABLE, Launcher
-from runbook.launch.observer import Observer, StopRequest
+from runbook.launch.observer import Observer
 from runbook.launch.supervision import LaunchOptions
 from runbook.machine.preflight import collect_preflight
 from runbook.records import Launch, LaunchResult
@@ -44,14 +44,12 @@ _CLOCK = "clock.json"
 _TIMEOUT_S = 300.0
 
 
-def collect_on_nodes(
-    setup: Setup, run_root: Path, *, launcher: Launcher, observer: Observer, stop: StopRequest
-) -> tuple[dict[str, Fact], LaunchResult]:
+def collect_on_nodes(setup: Setup, options: LaunchOptions) -> tuple[dict[str, Fact], LaunchResult]:
     """The facts of all nodes, and how the job that collected them ended.
 
     Raises OSError if the disk refuses, RunbookError if what a node wrote is damaged.
     """
-    profile = setup.profile
+    profile, run_root = setup.profile, options.run_root
     launch = Launch(
         name="nodes",
         phase="preflight",
@@ -67,16 +65,12 @@ def collect_on_nodes(
     )
     if (run_root / launch.run_dir).exists():
         set_aside(run_root / launch.run_dir, "unfinished")
-    observer.note(f"preflight: asks {launch.nodes} node(s)")
-    quiet = _Quiet(observer)
-    how = LaunchOptions(
-        run_root=run_root, observer=quiet, stop=stop, retry=False, launcher=launcher
-    )
-    result = run_launch(launch, how)
+    options.observer.note(f"preflight: asks {launch.nodes} node(s)")
+    result = run_launch(launch, replace(options, observer=_Quiet(options.observer), retry=False))
     folder = run_root / launch.run_dir
     if not result.ok:  # the one fact that is left: why nothing is known
         return {NODE_NAMES: _names(run_root, folder, None, note=result.cause)}, result
-    return _gathered(run_root, folder, launcher), result
+    return _gathered(run_root, folder, options.launcher), result
 
 
 class _Quiet(Observer):

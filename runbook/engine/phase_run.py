@@ -56,6 +56,17 @@ class RunState(RunInFolder):
             self.setup, self.run_root, self.observer.note
         )
 
+    @property
+    def launch_options(self) -> LaunchOptions:
+        """What all launches of this run are started with."""
+        return LaunchOptions(
+            run_root=self.run_root,
+            observer=self.observer,
+            stop=self.stop,
+            retry=self.setup.options.retry,
+            launcher=self.launcher,
+        )
+
 
 class PhaseRun:
     """Runs one phase once. `run()` always returns a record."""
@@ -135,13 +146,7 @@ class PhaseRun:
         from runbook.engine.on_nodes import collect_on_nodes
 
         state = self.state
-        facts, ended = collect_on_nodes(
-            state.setup,
-            state.run_root,
-            launcher=state.launcher,
-            observer=state.observer,
-            stop=state.stop,
-        )
+        facts, ended = collect_on_nodes(state.setup, state.launch_options)
         if not ended.ok and not state.stop.requested:
             state.observer.note(f"preflight: the nodes could not be asked: {ended.cause}")
             state.blocked = not_run(ended.cause, follows=f"{self.phase.name}.nodes")
@@ -197,14 +202,7 @@ class PhaseRun:
     def _start(self, launch: Launch) -> LaunchResult:
         state = self.state
         run_dir = state.run_root / launch.run_dir
-        how = LaunchOptions(
-            run_root=state.run_root,
-            observer=state.observer,
-            stop=state.stop,
-            enough=self._enough(launch),
-            retry=state.setup.options.retry,
-            launcher=state.launcher,
-        )
+        how = replace(state.launch_options, enough=self._enough(launch))
         if run_dir.exists():  # it belongs to one launch: what a crash left of another is kept
             left = adopt_launch(launch, how)
             if left is not None:

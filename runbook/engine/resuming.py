@@ -49,10 +49,13 @@ def resume_run(
         if not journal.events:
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
         record = derive_record(journal.events)
-        again = left_open(record) if _is_over(journal) and not added else []
-        if _is_over(journal) and not (added or (run_root / MANIFEST_FILE).is_file()):
+        is_over = journal.events[-1]["event"] == "run_finished"
+        again = left_open(record) if is_over and not added else []
+        if is_over and not (added or (run_root / MANIFEST_FILE).is_file()):
             return _close(run_root, journal, record, setup_of_record(record), observer)
-        _refuse_if_pointless(record, journal, goes_on=bool(added or again))
+        if is_over and not (added or again):
+            raise _nothing_left(record)
+        _refuse_other_version(record)
         refuse_if_unlike(record, identity())
         _refuse_if_changed(run_root, record, journal)
         if added:
@@ -89,18 +92,12 @@ def _close(
     return write_out(journal, run_root, observer)
 
 
-def _is_over(journal: Journal) -> bool:
-    return bool(journal.events[-1]["event"] == "run_finished")
-
-
-def _refuse_if_pointless(record: RunRecord, journal: Journal, *, goes_on: bool) -> None:
-    if _is_over(journal) and not goes_on:
-        hint = "--phase NAME adds a phase to it"
-        if record.options.get("plan"):
-            more = record.verdict is Verdict.PARTIAL
-            hint = "--until PHASE goes further with its plan" if more else "begin a new launch"
-        raise UsageError(f"{record.run_id} is finished: {record.verdict}", hint=hint)
-    _refuse_other_version(record)
+def _nothing_left(record: RunRecord) -> UsageError:
+    hint = "--phase NAME adds a phase to it"
+    if record.options.get("plan"):
+        more = record.verdict is Verdict.PARTIAL
+        hint = "--until PHASE goes further with its plan" if more else "begin a new launch"
+    return UsageError(f"{record.run_id} is finished: {record.verdict}", hint=hint)
 
 
 def _refuse_other_version(record: RunRecord) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from runbook import __version__
@@ -76,11 +76,9 @@ def create_run_folder(out: Path) -> Path:
             make_private_dir(out)
         for number in range(1, _TRIES):
             folder = out / (name if number == 1 else f"{name}-{number}")
-            try:
+            with suppress(FileExistsError):
                 make_private_dir(folder)
-            except FileExistsError:
-                continue
-            return folder
+                return folder
     raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 
@@ -195,13 +193,10 @@ def guard(state: RunState, record: PhaseRecord) -> None:
 
     Where a plan stops, every phase of it guards the next ones, and nothing switches that off.
     """
-    if state.blocked is not None:
-        return
-    if state.setup.stops:
-        state.blocked = held_back(record, always=True)
-    elif not state.setup.options.keep_going:
-        guards = {phase.name for phase in state.setup.phases if phase.guards}
-        state.blocked = held_back(record, always=False) if record.name in guards else None
+    setup = state.setup
+    guards = setup.phases_by_name[record.name].guards and not setup.options.keep_going
+    if state.blocked is None and (setup.stops or guards):
+        state.blocked = held_back(record, always=setup.stops)
 
 
 def _not_written(state: RunState, error: OSError) -> RunRecord:

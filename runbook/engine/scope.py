@@ -10,19 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import Any
 
 from nsa.toggles import meaning
 from runbook.config import Profile, registry
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.plan import load_plan, needing_go, with_plan
 from runbook.config.settings import Settings, parse_settings, word
-from runbook.errors import OF_ONES_OWN
+from runbook.errors import OF_ONES_OWN, how_many
 from runbook.records import PhaseRecord, RunRecord, Verdict
 from runbook.records.evidence import PhaseEvidence
 from runbook.records.own_trainer import UNCHECKED, OwnTrainer
 from runbook.records.run import NODE_NAMES, Ran
 
 _MODEL = ("model", "nsa")
+_SHAPE = ("seq_len", "global_batch", "accumulation")
+_FILES = {"config", "config_single", "trainer"}
 
 
 def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
@@ -38,9 +41,7 @@ def what_ran(evidence: PhaseEvidence) -> tuple[Ran, ...]:
                     name=device.get("name") or "unknown",
                     ranks=_whole(env.get("world_size")),
                     parameters=_whole(effective.get("n_params")),
-                    seq_len=_whole(effective.get("seq_len")),
-                    global_batch=_whole(effective.get("global_batch")),
-                    accumulation=_whole(effective.get("accumulation")),
+                    **{name: _whole(effective.get(name)) for name in _SHAPE},
                     dtype=effective.get("dtype") or "unknown",
                 )
             )
@@ -68,21 +69,17 @@ def scope_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> str:
 def _of_own(own: OwnTrainer, profile: Profile) -> list[str]:
     """What the profile declares: such a trainer proves nothing of what it ran on, or on what."""
     device = "GPU" if profile.has_gpu else "CPU"
-    ranks = f"{profile.ranks} rank{'' if profile.ranks == 1 else 's'}"
     tokens = f"{own.tokens(profile.ranks)} tokens a step as declared"
-    return [f"{ranks} of {own.name} on {device}", tokens]
+    return [f"{how_many(profile.ranks, 'rank')} of {own.name} on {device}", tokens]
 
 
 def caveats_of(record: RunRecord, phases: Sequence[PhaseRecord]) -> tuple[str, ...]:
     """How this run asked for less, or for something else, than the shipped profile of its kind."""
-    profile = profile_of(record)
-    words = tuple(f"{name}={value}" for name, value in record.settings.items())
-    scale = float(record.options.get("steps_scale") or 1.0)
-    caveats = departures(profile, parse_settings(words))
-    caveats = [*_behind(profile, phases), *caveats]
-    if scale != 1.0:
-        caveats.append(f"steps x {scale:g}")
-    if record.options.get("aa"):
+    profile, asked = profile_of(record), record.invocation
+    caveats = [*_behind(profile, phases), *departures(profile, parse_settings(asked.settings))]
+    if asked.steps_scale != 1.0:
+        caveats.append(f"steps x {asked.steps_scale:g}")
+    if asked.aa:
         caveats.append("A/A: equal arms")
     flaky = [f"{phase.name}/{name}" for phase in phases for name in phase.flaky]
     if flaky:
@@ -121,19 +118,20 @@ def departures(profile: Profile, settings: Settings) -> list[str]:
         found.append(f"{profile.own_trainer.name}{OF_ONES_OWN}, {by}; {UNCHECKED}")
     elif kept < len(base.required):
         found.append(f"for {kept} of {len(base.required)} checks")
-    changed = [f"{name}={word(value)}" for name, value in settings.config_overrides.items()]
-    changed += _of_phases(profile, base)
+    changed = _changed(settings.config_overrides, {})
+    for name, phase in profile.phases.items():
+        before = base.phases[name].config_overrides if name in base.phases else {}
+        changed += [f"{name}:{text}" for text in _changed(phase.config_overrides, before)]
     model = [text for text in changed if text.rpartition(":")[2].split(".")[0] in _MODEL]
-    files = [
-        f"{key}={getattr(profile, key)}"
-        for key in ("config", "config_single", "trainer")
-        if getattr(profile, key) != getattr(base, key) and profile.own_trainer is None
-    ]
+    names = set() if profile.own_trainer else _FILES
+    files = _changed(*(one.model_dump(include=names) for one in (profile, base)))
     rest = [text for text in changed if text not in model]
     groups = {
         "model": model,
         "config": [*files, *rest],
-        "workload": _of_workload(profile, base),
+        "workload": _changed(
+            *(one.workload.model_dump(exclude={"source"}) for one in (profile, base))
+        ),
         "settings": [*_of_variables(profile, base), *_given(settings, base)],
     }
     found += [f"{what} changed ({', '.join(texts)})" for what, texts in groups.items() if texts]
@@ -197,20 +195,15 @@ def _behind(profile: Profile, phases: Sequence[PhaseRecord]) -> list[str]:
     return [] if said == Verdict.GO else [f"BEHIND {run_id}, which was {said}"]
 
 
-def _of_phases(profile: Profile, base: Profile) -> list[str]:
-    return [
-        f"{name}:{key}={word(value)}"
-        for name, settings in profile.phases.items()
-        for key, value in settings.config_overrides.items()
-        if name not in base.phases or base.phases[name].config_overrides.get(key) != value
-    ]
+def _changed(after: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """What is not as it was before, or was not there, as one would type it."""
+    return [f"{name}={word(one)}" for name, one in after.items() if before.get(name) != one]
 
 
 def _of_variables(profile: Profile, base: Profile) -> list[str]:
     """Variables that the whole profile sets to something else, or no longer."""
     before, after = base.variables, profile.variables
-    changed = [f"{name}={value}" for name, value in after.items() if before.get(name) != value]
-    return [*changed, *(f"{name} unset" for name in before if name not in after)]
+    return [*_changed(after, before), *(f"{name} unset" for name in before if name not in after)]
 
 
 def _shorter(profile: Profile, base: Profile) -> list[str]:
@@ -221,12 +214,6 @@ def _shorter(profile: Profile, base: Profile) -> list[str]:
         for key in ("steps", "launches", "rounds")
         if name in base.phases and getattr(settings, key) < getattr(base.phases[name], key)
     ]
-
-
-def _of_workload(profile: Profile, base: Profile) -> list[str]:
-    before = base.workload.model_dump(exclude={"source"})
-    after = profile.workload.model_dump(exclude={"source"})
-    return [f"{key}={value}" for key, value in after.items() if before[key] != value]
 
 
 def _loosened(profile: Profile, base: Profile) -> list[str]:
@@ -250,8 +237,7 @@ def _machine(environment: Mapping[str, str], ran: Sequence[Ran]) -> str:
     for device, name in dict.fromkeys((one.device, one.name) for one in ran):
         ranks = max(one.ranks for one in ran if (one.device, one.name) == (device, name))
         link = environment.get("gpu.pcie_gen_max", "")
-        on_cpu = f"{ranks} rank{'' if ranks == 1 else 's'} on CPU"
-        where = f"{ranks} x {name}" if device != "cpu" else on_cpu
+        where = f"{ranks} x {name}" if device != "cpu" else f"{how_many(ranks, 'rank')} on CPU"
         machines.append(f"{where}, PCIe {link}" if link and device != "cpu" else where)
     nodes = environment.get(NODE_NAMES, "").split(", ")
     over = f" over {len(nodes)} nodes" if len(nodes) > 1 else ""

@@ -15,7 +15,7 @@ from nsa.contract import HEARTBEATS, checkpoint_step
 from nsa.contract.digests import damage, identity_of
 from runbook.config.plan import needing_go
 from runbook.config.registry import Phase, report_files, select
-from runbook.config.setup import Setup, setup_of_record
+from runbook.config.setup import setup_of_record
 from runbook.errors import RunbookError, UsageError, listed
 from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, Journal
 from runbook.folder.launch.rank_log import read_heartbeats
@@ -177,34 +177,27 @@ _WORD = "repeated"
 
 def extend(journal: Journal, record: RunRecord, wanted: str, command: str) -> None:
     """Write into the journal which phases are added. Raises `UsageError` if that is none."""
-    before_it = setup_of_record(record)
-    added = _added(wanted, before_it, record)
-    before = str(record.options.get("phases") or "all")
-    options = {**record.options, "phases": ",".join([before, *added])}
-    setup = setup_of_record(record.model_copy(update={"options": options}))
-    journal.append(
-        "run_extended",
-        sync=True,
-        phases=[*before_it.phases_by_name, *added],
-        option=options["phases"],
-        required=list(setup.required),
-        command=command,
-    )
-
-
-def _added(wanted: str, setup: Setup, record: RunRecord) -> list[str]:
+    setup = setup_of_record(record)
     chosen = select(wanted, setup.profile.phases)
     added = [one.name for one in chosen if one.name not in setup.phases_by_name]
     if not added:
         raise UsageError(f"--phase {wanted}: {record.run_id} has it already")
-    plan = setup.profile.plan
-    needing = needing_go(setup.profile, added)
+    plan, needing = setup.profile.plan, needing_go(setup.profile, added)
     if needing and plan is not None and not plan.go and not setup.options.without_go:
         raise UsageError(
             f"{needing[0]} starts only behind a GO, and {record.run_id} began without one",
             hint="begin a new launch",
         )
-    return added
+    option = ",".join([str(record.options.get("phases") or "all"), *added])
+    longer = record.model_copy(update={"options": {**record.options, "phases": option}})
+    journal.append(
+        "run_extended",
+        sync=True,
+        phases=[*setup.phases_by_name, *added],
+        option=option,
+        required=list(setup_of_record(longer).required),
+        command=command,
+    )
 
 
 # How a process or the machine failed, or what a start was refused for (data that changed), which
@@ -231,17 +224,14 @@ def left_open(record: RunRecord) -> list[str]:
     A plan goes on only after a crash, a hang, a time limit or a refused start: with the phase in
     which a launch ended so, and those that started nothing because of it.
     """
-    found = [one for one in record.phases if one.started_at and any(_required_open(record, one))]
+    required = set(record.required)
+    open_ones = {one.phase for one in record.checks() if one.id in required and not satisfies(one)}
+    found = [one for one in record.phases if one.started_at and one.name in open_ones]
     if found and follows_plan(record):
         ends = [entry.result for entry in found[0].launches if entry.result.attempts]
         if not ends or ends[-1].status not in _ACCIDENTS:
             return []
     return [phase.name for phase in found]
-
-
-def _required_open(record: RunRecord, phase: PhaseRecord) -> Iterator[bool]:
-    required = set(record.required)
-    return (check.id in required and not satisfies(check) for check in phase.checks)
 
 
 def repeat(journal: Journal, before: PhaseRecord, *, only_unfinished: bool = False) -> None:
@@ -253,8 +243,7 @@ def repeat(journal: Journal, before: PhaseRecord, *, only_unfinished: bool = Fal
     ended = [one.launch for one in before.launches if one.result.attempts]
     worst = min(before.checks, key=lambda check: check.outcome.rank, default=None)
     folder = ended[-1].run_dir if kept else before.name
-    events = [one for one in journal.events if one["event"] == "phase_repeated"]
-    number = 1 + sum(one["phase"] == before.name for one in events)
+    number = 1 + len(before.repeated)
     journal.append(
         "phase_repeated",
         sync=True,

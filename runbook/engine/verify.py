@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -195,10 +196,8 @@ def _reports(run_root: Path, record: RunRecord) -> tuple[tuple[str, ...], list[s
         # Does it have the verdict in these words? As text, whatever the format escapes.
         says = record.said in html.unescape("\n".join(found)).replace("\\", "")
         if _by_this_code(record) or not says:
-            line = next(
-                (n for n, (a, b) in enumerate(zip(found, wanted, strict=False), 1) if a != b),
-                min(len(found), len(wanted)),
-            )
+            pairs = enumerate(zip_longest(found, wanted), start=1)
+            line = next(number for number, (one, other) in pairs if one != other)
             problems.append(f"{name}: line {line} is not what {RECORD_FILE} gives")
         else:
             others.append(name)
@@ -359,18 +358,17 @@ def software_problems(record: RunRecord, run_root: Path) -> Iterator[str]:
 
     Only what both tell: the harness of the run, the trainer of each launch.
     """
-    for phase in record.phases:
-        for entry in phase.launches:
-            if entry.launch.commit:
-                continue  # another commit may count otherwise
-            env, _ = read_json_object(run_root / entry.launch.run_dir / ENV_JSON, [])
-            versions = (env or {}).get("versions") or {}
-            for name in _TOLD_TWICE:
-                recorded = record.environment.get(name)
-                ran = versions.get(name) if isinstance(versions, dict) else None
-                # Of a digest the record has the first digits.
-                if recorded and isinstance(ran, str) and ran[: len(recorded)] != recorded:
-                    yield (
-                        f"{RECORD_FILE}: environment.{name}: recorded {recorded!r}, "
-                        f"{entry.launch.phase}/{entry.launch.name} ran on {ran[:_LONGEST]!r}"
-                    )
+    for launch in (entry.launch for entry in record.launches()):
+        if launch.commit:
+            continue  # another commit may count otherwise
+        env, _ = read_json_object(run_root / launch.run_dir / ENV_JSON, [])
+        versions = (env or {}).get("versions") or {}
+        for name in _TOLD_TWICE:
+            recorded = record.environment.get(name)
+            ran = versions.get(name) if isinstance(versions, dict) else None
+            # Of a digest the record has the first digits.
+            if recorded and isinstance(ran, str) and ran[: len(recorded)] != recorded:
+                yield (
+                    f"{RECORD_FILE}: environment.{name}: recorded {recorded!r}, "
+                    f"{launch.id} ran on {ran[:_LONGEST]!r}"
+                )

@@ -222,6 +222,10 @@ class RunRecord(Record):
         """The verdict's first line: what it says, and what it is about."""
         return f"{self.said} ({self.scope})"
 
+    def launches(self) -> tuple[LaunchEntry, ...]:
+        """All launches, in the order of the phases."""
+        return tuple(entry for phase in self.phases for entry in phase.launches)
+
     def checks(self) -> tuple[Check, ...]:
         """All checks, in the order of the phases."""
         return tuple(check for phase in self.phases for check in phase.checks)

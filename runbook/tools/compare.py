@@ -89,8 +89,7 @@ class _Side:
     def read(cls, record: RunRecord, folder: Path) -> _Side:
         launches = {
             entry.launch.id: launch_facts(folder / entry.launch.run_dir)
-            for phase in record.phases
-            for entry in phase.launches
+            for entry in record.launches()
             if entry.launch.kind in ("trainer", "own")
         }
         why = doubt(folder, record)

@@ -169,22 +169,19 @@ def _families(record: RunRecord) -> Iterable[tuple[str, str, list[_Sample]]]:
     yield "required_check_passed", "1 if satisfied as a GO needs it, else 0.", required
     yield "end_timestamp_seconds", "When it ended.", [] if end is None else [({}, end)]
     # Several launches may give one measurement each: the file tells their series apart.
-    values = [
-        (_labels(one, "name", "measurement", "unit", "path"), one.value)
-        for one in numbers
-        if one.value is not None
-    ]
+    values = _samples(numbers, "value", "name", "measurement", "unit", "path")
     yield "value", "A number of a check, or of a phase; the label unit says in what.", values
-    limits = [
-        (_labels(one, "name", "comparator", "unit"), one.limit)
-        for one in numbers
-        if one.limit is not None
-    ]
+    limits = _samples(numbers, "limit", "name", "comparator", "unit")
     yield "limit", "The number that a check holds its value against.", limits
 
 
-def _labels(number: MetricRow, *names: str) -> dict[str, str]:
-    return {name: getattr(number, name) for name in names}
+def _samples(numbers: Iterable[MetricRow], field: str, *labels: str) -> list[_Sample]:
+    """A field of those that have it, under labels."""
+    return [
+        ({name: getattr(one, name) for name in labels}, getattr(one, field))
+        for one in numbers
+        if getattr(one, field) is not None
+    ]
 
 
 def _required(record: RunRecord) -> dict[str, bool]:

@@ -31,6 +31,7 @@ from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.supervision import LaunchOptions
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence
+from runbook.records.launch import with_option
 from runbook.records.own_trainer import (
     CONSOLE,
     OUT,
@@ -74,18 +75,11 @@ def templated(command: str) -> str:
 
 
 def _marked(words: Sequence[str], flag: str, mark: str) -> list[str]:
-    changed = list(words)
     for place, word in enumerate(words):
         found = re.fullmatch(rf"((?:--?)?(?:\w+\.)?(?:{flag}))(=.*)?", word)
-        if found is None:
-            continue
-        if found[2]:
-            changed[place] = f"{found[1]}={mark}"
-            break
-        if word.startswith("-") and place + 1 < len(words):
-            changed[place + 1] = mark
-            break
-    return changed
+        if found and (found[2] or (word.startswith("-") and place + 1 < len(words))):
+            return with_option(words, found[1], mark)
+    return list(words)
 
 
 _DATA = shipped_data("trainers/known_logs")

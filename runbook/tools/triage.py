@@ -20,8 +20,8 @@ from nsa.contract import TRAINING_CSV
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
 from runbook.files import make_new_dir, write_atomic
-from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON
-from runbook.folder.launch.documents import json_object
+from runbook.folder import LAUNCH_JSON, RECORD_FILE
+from runbook.folder.launch.documents import json_object, launch_result
 from runbook.folder.launch.evidence import read_training_csv
 from runbook.folder.manifest import load_record
 from runbook.launch import run_launch
@@ -59,8 +59,8 @@ def find_target(path: Path, *, floor: float | None = None) -> Target:
     if (path / RECORD_FILE).is_file():
         return _of_run(path, floor)
     if (path / LAUNCH_JSON).is_file():
-        launch = _launch_of(path)
-        return _target(launch, floor, f"the launch in {path}", _failed_step(path))
+        launch, ended = _launch_of(path), launch_result(path, [])
+        return _target(launch, floor, f"the launch in {path}", _steps_done(ended) if ended else 0)
     raise UsageError(
         f"{path} cannot be triaged", hint="give a run's folder, or a launch's directory in it"
     )
@@ -92,8 +92,7 @@ def _of_run(folder: Path, floor: float | None) -> Target:
                 limit = check.limit if isinstance(check.limit, int | float) else None
                 limit = limit if floor is None else floor
                 return _target(trainers[0], limit, f"{check.id}: {check.reason}", 0)
-    entries = [entry for phase in record.phases for entry in phase.launches]
-    if own := next((entry.launch.own for entry in entries if entry.launch.own), None):
+    if own := next((one.launch.own for one in record.launches() if one.launch.own), None):
         raise UsageError(
             f"{folder} is of {own.name}, a trainer of your own: triage changes settings that only "
             "ours has"
@@ -107,10 +106,9 @@ def _of_run(folder: Path, floor: float | None) -> Target:
 
 def failed_launches(record: RunRecord) -> list[LaunchEntry]:
     """The launches of our trainer whose end leaves something to triage."""
-    entries = [entry for phase in record.phases for entry in phase.launches]
     return [
         entry
-        for entry in entries
+        for entry in record.launches()
         if entry.launch.kind == "trainer" and entry.result.status not in _NOT_A_FAULT
     ]
 
@@ -123,14 +121,6 @@ def _launch_of(path: Path) -> Launch:
     if launch.kind != "trainer":
         raise UsageError(f"{path} is a {launch.kind} launch; only training runs are triaged")
     return launch
-
-
-def _failed_step(path: Path) -> int:
-    try:
-        result = LaunchResult.model_validate(json_object(path / RESULT_JSON))
-    except ValidationError:
-        return 0
-    return _steps_done(result)
 
 
 def _steps_done(result: LaunchResult) -> int:
@@ -206,7 +196,8 @@ def run_steps(
     cannot be made.
     """
     make_new_dir("--out", out)
-    triage = _Runner(target=target, out=out, stop=stop, tell=tell).run()
+    options = LaunchOptions(run_root=out, observer=Observer(), stop=stop, retry=False)
+    triage = _Runner(target=target, options=options, tell=tell).run()
     write_atomic(out / "triage.json", json.dumps(triage.document(), indent=2) + "\n")
     return triage
 
@@ -214,8 +205,7 @@ def run_steps(
 @dataclass(kw_only=True)
 class _Runner:
     target: Target
-    out: Path
-    stop: StopRequest
+    options: LaunchOptions
     tell: Callable[[StepResult], None]
     done: list[StepResult] = field(default_factory=list)
     # Of every try of the command as it was: did it fail?
@@ -225,7 +215,7 @@ class _Runner:
     def run(self) -> Triage:
         for number in range(_FIRST_TRIES):
             first = self._told(AS_IT_WAS, f"0-as_it_was{_numbered(number)}")
-            if self.stop.requested:
+            if self.options.stop.requested:
                 return self._interrupted()
             if first.outcome != "helped":
                 break
@@ -239,7 +229,7 @@ class _Runner:
             name = f"{place}-{step.name}"
             result = self._told(step, name)
             verdict = self._repeated(step, name) if result.outcome == "helped" else ""
-            if self.stop.requested:
+            if self.options.stop.requested:
                 return self._interrupted()
             if verdict:
                 finding = f"{step.title} ({step.source}); {verdict}"
@@ -260,10 +250,10 @@ class _Runner:
             if again == _MOST_TRIES:
                 return f"not shown: {counted}, which chance alone does in {chance:.0%} of cases"
             self._told(AS_IT_WAS, f"{name}-without{_numbered(again)}")
-            if self.stop.requested:
+            if self.options.stop.requested:
                 return ""
             result = self._told(step, f"{name}{_numbered(again)}")
-            if self.stop.requested or result.outcome != "helped":
+            if self.options.stop.requested or result.outcome != "helped":
                 return ""
         return ""
 
@@ -276,7 +266,7 @@ class _Runner:
         return result
 
     def _interrupted(self) -> Triage:
-        return self._ended("interrupted", f"interrupted by {self.stop.requested}")
+        return self._ended("interrupted", f"interrupted by {self.options.stop.requested}")
 
     def _exports(self, step: TriageStep) -> tuple[str, ...]:
         command = applied(step, self.target.launch, name="x", steps=self.target.steps)
@@ -291,11 +281,9 @@ class _Runner:
         if step.changes(launch):
             launch = applied(step, launch, name=name, steps=self.target.steps)
             outcome, detail = self._outcome(launch, step)
-            run_dir = str(self.out / name)
+            run_dir = str(self.options.run_root / name)
         return StepResult(
-            name=step.name,
-            title=step.title,
-            source=step.source,
+            **step.model_dump(include={"name", "title", "source"}),
             outcome=outcome,
             detail=detail,
             command=pasteable(launch).line,
@@ -303,16 +291,12 @@ class _Runner:
         )
 
     def _outcome(self, launch: Launch, step: TriageStep) -> tuple[str, str]:
-        result = self._launch(launch)
+        result = run_launch(launch, self.options)
         self.status = result.status
         helped, detail = self._judge(launch, result)
         if step.parity:
             detail = f"{detail}; parity tests: {self._parity(f'{launch.name}-parity')}"
         return "helped" if helped else "failed", detail
-
-    def _launch(self, launch: Launch) -> LaunchResult:
-        options = LaunchOptions(run_root=self.out, observer=Observer(), stop=self.stop, retry=False)
-        return run_launch(launch, options)
 
     def _judge(self, launch: Launch, result: LaunchResult) -> tuple[bool, str]:
         if not result.ok:
@@ -320,9 +304,10 @@ class _Runner:
         if self.target.symptom != "throughput":
             return True, f"all {launch.steps} steps done"
         floor = self.target.floor_toks_per_s or 0.0
-        path = self.out / launch.run_dir / TRAINING_CSV
+        root = self.options.run_root
+        path = root / launch.run_dir / TRAINING_CSV
         try:
-            measured = last_window(read_training_csv(path, relative_to=self.out))
+            measured = last_window(read_training_csv(path, relative_to=root))
         except (OSError, WindowTooShort) as error:
             return False, f"no throughput: {error}"
         value = float(measured.value)
@@ -340,7 +325,7 @@ class _Runner:
             steps=0,
             timeout_s=_PARITY_TIMEOUT_S,
         )
-        result = self._launch(launch)
+        result = run_launch(launch, self.options)
         return "passed" if result.ok and result.exit_code == 0 else f"FAILED ({result.cause})"
 
 

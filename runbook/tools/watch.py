@@ -33,17 +33,10 @@ from runbook.records.measurement import TOKENS_PER_SECOND, duration_text
 
 
 def follow(run_dir: Path) -> RankWatch:
-    """A view of the ranks of a directory, by the token that its heartbeats carry."""
-    return RankWatch(run_dir, _token(run_dir), time.monotonic())
-
-
-def _token(run_dir: Path) -> str:
-    """The token in the first heartbeat of the first rank that has one; an empty text if none."""
-    for path in heartbeat_files(run_dir).values():
-        first = next(heartbeats_in(path), {})
-        if isinstance(first.get("token"), str):
-            return str(first["token"])
-    return ""
+    """A view of the ranks of a directory, by the first token that their heartbeats carry."""
+    first = (next(heartbeats_in(path), {}) for path in heartbeat_files(run_dir).values())
+    tokens = (beat["token"] for beat in first if isinstance(beat.get("token"), str))
+    return RankWatch(run_dir, next(tokens, ""), time.monotonic())
 
 
 def is_over(run_dir: Path) -> bool:
@@ -190,20 +183,18 @@ class Screen:
         return f", {duration_text(round(seconds))} left" if seconds > 0 else ""
 
     def _numbers(self, state: RankState) -> str:
-        told = state.latest.get(Event.PROGRESS, {})
-        evaluated = state.latest.get(Event.EVAL)
-        parts = [f"loss {told['loss']:.4f}" if is_any_number(told.get("loss")) else ""]
-        if isinstance(told.get("loss"), str):
-            parts = [f"loss {told['loss']}"]
-        if evaluated is not None and is_any_number(evaluated.get("loss")):
+        told, evaluated = (state.latest.get(one, {}) for one in (Event.PROGRESS, Event.EVAL))
+        loss, parts = told.get("loss"), []
+        if is_any_number(loss) or isinstance(loss, str):
+            parts.append(f"loss {loss}" if isinstance(loss, str) else f"loss {loss:.4f}")
+        if is_any_number(evaluated.get("loss")):
             parts.append(f"validation {evaluated['loss']:.4f} (step {evaluated.get('step')})")
         if is_any_number(told.get("grad_norm")):
             parts.append(f"gradient norm {told['grad_norm']:.3g}")
         # The last rate of a run that has fallen silent is not its rate.
         if state.rates and not state.ended and not self._silent(state):
             parts.append(f"{statistics.median(state.rates):,.0f} {TOKENS_PER_SECOND}")
-        shown = [part for part in parts if part]
-        return "  ".join(shown) if shown else "no step has been told yet"
+        return "  ".join(parts) or "no step has been told yet"
 
     def _silent(self, state: RankState) -> bool:
         ranks = self._states
@@ -315,11 +306,11 @@ def live_stacks(run_dir: Path) -> list[RankStack]:
     send = partial(_send, token)
     before = {p: p.stat().st_size for p in run_dir.glob(STACKDUMPS.glob())}
     collect_flights(run_dir, ranks, send)
-    files = collect_stacks(run_dir, ranks, send)
+    files = {STACKDUMPS.rank_of(p.name): p for p in collect_stacks(run_dir, ranks, send)}
     flights = read_flights(run_dir, token=token)
     found, now = [], time.monotonic()
     for state in ranks:
-        path = next((p for p in files if STACKDUMPS.rank_of(p.name) == state.rank), None)
+        path = files.get(state.rank)
         flight = flights.get(state.rank)
         last = flight[-1] if flight else None
         found.append(

@@ -198,10 +198,11 @@ class Told(Observer):
 
 
 def watched(
-    launches: Sequence[Launch], step_s: float, steps: int
+    monkeypatch: pytest.MonkeyPatch, launches: Sequence[Launch], step_s: float, steps: int
 ) -> tuple[Forecaster, Told, SimpleNamespace]:
     told, clock = Told(), SimpleNamespace(now=0.0)
-    forecaster = Forecaster(told, launches, PROFILE, clock=lambda: clock.now)
+    monkeypatch.setattr("runbook.engine.plan.progress.monotonic", lambda: clock.now)
+    forecaster = Forecaster(told, launches, PROFILE)
     forecaster.run_started("id", "folder", ())
     forecaster.launch_started(BASE, 1)
     clock.now += 10.0
@@ -212,8 +213,10 @@ def watched(
     return forecaster, told, clock
 
 
-def test_after_some_steps_the_rest_is_known_and_a_hang_makes_nothing_shorter() -> None:
-    forecaster, told, clock = watched(plan("baseline"), 0.25, 20)
+def test_after_some_steps_the_rest_is_known_and_a_hang_makes_nothing_shorter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forecaster, told, clock = watched(monkeypatch, plan("baseline"), 0.25, 20)
     # 80 of 100 steps are left of this launch (told up to one second ago), and two whole ones with
     # their start-up of 15 s: the first step belongs to it.
     left_s = 80 * 0.25 + 2 * (15.0 + 25.0)
@@ -233,9 +236,9 @@ def test_after_some_steps_the_rest_is_known_and_a_hang_makes_nothing_shorter() -
     assert shares == sorted(shares) and shares[0] >= 0.0
 
 
-def test_a_limit_that_will_be_exceeded_is_said_at_once() -> None:
+def test_a_limit_that_will_be_exceeded_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     launches = [*plan("preflight"), *plan("baseline"), *plan("long_run")]
-    _, told, _ = watched(launches, 6.0, 10)
+    _, told, _ = watched(monkeypatch, launches, 6.0, 10)
     assert told.forecasts[-1].unknown == 2, "those of preflight train nothing"
     (note,) = told.notes
     assert note.startswith("long_run/run would take ")

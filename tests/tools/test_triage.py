@@ -9,7 +9,7 @@ import pytest
 
 from runbook.cli import main
 from runbook.launch import run_launch
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.supervision import LaunchOptions
 from runbook.records import Launch, LaunchEntry, LaunchResult, LaunchStatus, RunRecord
 from runbook.tools.drill import FAULTS

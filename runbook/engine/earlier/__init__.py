@@ -62,8 +62,7 @@ def less_than_asked(record: RunRecord, profile: Profile, steps_scale: float) -> 
     """In what the run validated less than the profile here asks for, or by other limits."""
     missing = [check for check in profile.required if check not in record.required]
     found = [f"it did not require {listed(missing, NAMED)}"] if missing else []
-    scale = float(str(record.options.get("steps_scale") or 1.0))
-    if scale < steps_scale:
+    if (scale := record.invocation.steps_scale) < steps_scale:
         found.append(f"--steps-scale {scale:g} then, {steps_scale:g} now")
     return found + other_profile(record, profile)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,7 @@ def planned_problems(setup: Setup) -> list[str]:
     if problems := _not_of_own(setup):
         return problems
     phases: dict[str, dict[str, None]] = {}
-    context = setup.context({})
-    for phase in setup.phases:
-        launches = phase.plan(context)
+    for phase, launches in setup.plan():
         found = [
             *_excluded(setup, phase),
             *_not_honored(setup, phase, launches),
@@ -81,18 +80,12 @@ def _not_of_own(setup: Setup) -> list[str]:
     own = setup.profile.own_trainer
     if own is None:
         return []
-    typed = [name for name, source in setup.settings.sources.items() if source == TYPED]
-    odd = [
-        name
-        for name in typed
-        if name.startswith("NSA_")
-        or name in setup.settings.config_overrides
-        or name == CONFIG_VARIABLE
-    ]
+    ours = {*setup.settings.config_overrides, CONFIG_VARIABLE}
     return [
         f"--set {name}: {own.name} is a trainer of your own and takes none of it; change its "
         "command or env in the profile"
-        for name in odd
+        for name, source in setup.settings.sources.items()
+        if source == TYPED and (name.startswith("NSA_") or name in ours)
     ]
 
 
@@ -241,9 +234,12 @@ def config_of(setup: Setup, launch: Launch) -> TrainerConfig | None:
 
 
 def _of_launch(launch: Launch) -> TrainerConfig:
-    path = resolve_config(launch.config)
-    overrides = tuple(sorted(launch.config_overrides.items()))
-    return _loaded(path, path.stat().st_mtime_ns, overrides)
+    return _changed_by(launch.config, launch.config_overrides)
+
+
+def _changed_by(name: str, overrides: Mapping[str, Scalar]) -> TrainerConfig:
+    path = resolve_config(name)
+    return _loaded(path, path.stat().st_mtime_ns, tuple(sorted(overrides.items())))
 
 
 def config_before(setup: Setup) -> dict[str, str]:
@@ -254,15 +250,9 @@ def config_before(setup: Setup) -> dict[str, str]:
     names = setup.settings.config_overrides
     if not names or setup.profile.trainer != _TRAINER:
         return {}
-    path = resolve_config(setup.profile.config)
-    sections = _loaded(path, path.stat().st_mtime_ns, ()).model_dump()
-    found = {}
-    for name in names:
-        section, _, key = name.partition(".")
-        value = sections[section][key]
-        if isinstance(value, str | int | float):
-            found[name] = word(value)
-    return found
+    config = _changed_by(setup.profile.config, {})
+    values = {name: attrgetter(name)(config) for name in names}
+    return {name: word(one) for name, one in values.items() if isinstance(one, str | int | float)}
 
 
 @lru_cache(maxsize=64)

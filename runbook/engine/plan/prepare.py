@@ -75,10 +75,10 @@ class _Documents:
         return [*found, "tiktoken"] if self.tokenizer == "gpt2" else found
 
     def words(self) -> list[str]:
-        words = ["--dataset", self.dataset, "--tokenizer", self.tokenizer]
-        words += ["--tokenizer-file", self.tokenizer_file] if self.tokenizer_file else []
-        words += ["--local-path", self.local_path] if self.local_path else []
-        return [*words, "--batches", "1", "--timeout", f"{_BATCH_S:g}"]
+        words = ["--batches", "1", "--timeout", f"{_BATCH_S:g}"]
+        for name, value in vars(self).items():
+            words += [f"--{name.replace('_', '-')}", value] if value else []
+        return words
 
     def __str__(self) -> str:
         return " ".join(filter(None, (f"dataset {self.dataset}", self.local_path)))
@@ -217,8 +217,8 @@ def prepare(options: RunOptions) -> Setup:
             f"{choice_for(options.protocol, PROTOCOLS)}"
         )
     if phases is not None:
-        options, wrong = _with_commits(options, phases)
-        problems += wrong
+        with _told(problems):
+            options = _with_commits(options, phases)
     if not 0 < options.steps_scale <= _MOST_STEPS_SCALE:
         allowed = f"expected a number above 0, at most {_MOST_STEPS_SCALE}"
         problems.append(f"--steps-scale {options.steps_scale:g}: {allowed}")
@@ -255,28 +255,23 @@ def _not_text(options: RunOptions) -> list[str]:
     return [f"{text!r} {why}" for text in given if (why := not_text(text))]
 
 
-def _with_commits(options: RunOptions, phases: Sequence[Phase]) -> tuple[RunOptions, list[str]]:
-    """The options with both commits in full, and what is wrong with the names that were given.
+def _with_commits(options: RunOptions, phases: Sequence[Phase]) -> RunOptions:
+    """The options with both commits in full. Raises UsageError for those that are not there.
 
     Without a phase that compares commits they stay as named: the command that runs another phase
     of the same run again names them too.
     """
     comparing = [phase.name for phase in phases if phase.compares_commits]
     if not comparing:
-        return options, []
+        return options
     checkout = git.find_checkout()
     if checkout is None:
-        return options, [f"phase {comparing[0]} needs a git checkout; there is none here"]
+        raise UsageError(f"phase {comparing[0]} needs a git checkout; there is none here")
     if not options.reference:
-        return options, [f"phase {comparing[0]} needs --reference COMMIT to compare with"]
-    reference, wrong = _commit(checkout, "--reference", options.reference)
-    head, also = _commit(checkout, "--head", options.head or "HEAD")
-    return replace(options, reference=reference, head=head), [*wrong, *also]
-
-
-def _commit(checkout: Path, flag: str, name: str) -> tuple[str, list[str]]:
-    """The commit in full, or as it was named with what is wrong with it."""
-    sha = git.commit_of(checkout, name)
-    if sha is not None:
-        return sha, []
-    return name, [f"{flag} {name}: no such commit in {checkout}; a shallow clone lacks older ones"]
+        raise UsageError(f"phase {comparing[0]} needs --reference COMMIT to compare with")
+    named = {"reference": options.reference, "head": options.head or "HEAD"}
+    found = {flag: git.commit_of(checkout, name) or "" for flag, name in named.items()}
+    if missing := [f"--{flag} {named[flag]}" for flag, sha in found.items() if not sha]:
+        why = f"no such commit in {checkout}; a shallow clone lacks older ones"
+        raise UsageError([f"{text}: {why}" for text in missing])
+    return replace(options, reference=found["reference"], head=found["head"])

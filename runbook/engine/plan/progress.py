@@ -8,10 +8,10 @@ no ground for an estimate; `runbook report` says what is wrong with it.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsa.contract import TRAINING_CSV
@@ -168,16 +168,15 @@ class Forecaster(Observer):
         *,
         done_s: float = 0.0,
         pace: Pace | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._inner, self._profile, self._clock = inner, profile, clock
+        self._inner, self._profile = inner, profile
         for name in ("phase_started", "run_forecast", "run_finished", "note"):
             setattr(self, name, getattr(inner, name))
         self._left = {(launch.phase, launch.name): launch for launch in planned}
         self._count = max(1, len(self._left))
         self._pace, self._measured = pace, False
         self._done_s, self._share, self._told_at = done_s, 0.0, -_TELL_EVERY_S
-        self._run_began = clock()
+        self._run_began = monotonic()
         self._running: Launch | None = None
         self._began = 0.0
         self._first: tuple[int, float] | None = None
@@ -194,7 +193,7 @@ class Forecaster(Observer):
 
     def launch_started(self, launch: Launch, attempt: int) -> None:
         """A new clock for each attempt."""
-        self._began, self._first, self._startup_s = self._clock(), None, None
+        self._began, self._first, self._startup_s = monotonic(), None, None
         self._running, self._last, self._goal = launch, (0, self._began), launch.steps
         self._inner.launch_started(launch, attempt)
 
@@ -209,7 +208,7 @@ class Forecaster(Observer):
     def launch_ranks(self, launch: Launch, pulse: Pulse) -> None:
         """Tell the forecast again from time to time."""
         self._inner.launch_ranks(launch, pulse)
-        if self._clock() >= self._told_at + _TELL_EVERY_S:
+        if monotonic() >= self._told_at + _TELL_EVERY_S:
             self._tell()
 
     def launch_finished(self, launch: Launch, result: LaunchResult) -> None:
@@ -228,7 +227,7 @@ class Forecaster(Observer):
     # -- what is measured --------------------------------------------------------------------------
 
     def _measure(self, launch: Launch, step: int, total: int) -> None:
-        now = self._clock()
+        now = monotonic()
         if step >= 1 and self._startup_s is None:
             self._startup_s = now - self._began
             # The first step that is seen of one that goes on from a checkpoint is not its first.
@@ -259,7 +258,7 @@ class Forecaster(Observer):
     # -- what is told ------------------------------------------------------------------------------
 
     def _tell(self) -> None:
-        now = self._told_at = self._clock()
+        now = self._told_at = monotonic()
         every = [(one, expect(one, self._profile, self._pace)) for one in self._left.values()]
         known = [(one, found) for one, found in every if found.seconds is not None]
         unknown = len(every) - len(known)

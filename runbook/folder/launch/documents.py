@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+from pydantic import ValidationError
+
 from runbook.files import LARGEST_TABLE_BYTES, read_bytes
+from runbook.folder import RESULT_JSON
 from runbook.folder.launch.rows import RowSpec
 from runbook.folder.launch.shapes import shape_of, shaped
+from runbook.records import LaunchResult
 from runbook.records.evidence import JUnitCase, JUnitReport
 
 _CONSOLE_HEAD, _CONSOLE_TAIL = 4_000, 4_000
@@ -85,6 +89,16 @@ def json_object(path: Path, *, shape: str = "") -> Mapping[str, Any]:
         return read_json_object(path, [], shape=shape)[0] or {}
     except OSError:
         return {}
+
+
+def launch_result(folder: Path, problems: list[str]) -> LaunchResult | None:
+    """How the launch ended, where a launcher was there; one that cannot be read is a problem."""
+    result, _ = read_json_object(folder / RESULT_JSON, problems)
+    try:
+        return LaunchResult.model_validate(result) if result is not None else None
+    except ValidationError:
+        problems.append(f"{RESULT_JSON}: is no end of a launch")
+        return None
 
 
 def read_junit(path: Path, *, name: str, problems: list[str]) -> JUnitReport | None:

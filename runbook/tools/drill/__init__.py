@@ -89,14 +89,11 @@ def select(text: str) -> list[Fault]:
     Raises `UsageError` that lists every unknown name.
     """
     names = [name.strip() for name in text.split(",") if name.strip()]
-    if not names:
-        raise UsageError("--faults names none", hint=f"known are: all, {', '.join(FAULTS)}")
-    if "all" in names:
-        return list(FAULTS.values())
-    wrong = [f"unknown fault {n!r}{did_you_mean(n, FAULTS)}" for n in names if n not in FAULTS]
-    if wrong:
-        raise UsageError(wrong, hint=f"known are: all, {', '.join(FAULTS)}")
-    return [FAULTS[name] for name in dict.fromkeys(names)]
+    known = ("all", *FAULTS)
+    wrong = [f"unknown fault {n!r}{did_you_mean(n, FAULTS)}" for n in names if n not in known]
+    if wrong or not names:
+        raise UsageError(wrong or "--faults names none", hint=f"known are: {', '.join(known)}")
+    return [FAULTS[name] for name in (FAULTS if "all" in names else dict.fromkeys(names))]
 
 
 _ORPHANS_AFTER_S = 1.0
@@ -239,8 +236,8 @@ def run_drill(
     faults: Sequence[Fault],
     out: Path,
     *,
-    stop: StopRequest | None = None,
-    on_row: Callable[[DrillRow], None] = lambda _row: None,
+    stop: StopRequest,
+    on_row: Callable[[DrillRow], None],
 ) -> DrillReport:
     """Inject every fault in a folder below `out` (which must not exist).
 
@@ -250,7 +247,6 @@ def run_drill(
     from runbook.tools.drill.scene import SCENES  # which has the faults from here
 
     make_new_dir("--out", out)
-    stop = stop or StopRequest()
     rows: list[DrillRow] = []
     for index, fault in enumerate(faults, start=1):
         root = out / f"{index:03d}-{fault.name}"

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from nsa.contract import (
@@ -26,8 +27,8 @@ from nsa.contract import (
     checkpoint_name,
     shard_file,
 )
-from runbook.folder import LAUNCH_JSON, RESULT_JSON
-from runbook.folder.launch.documents import json_object
+from runbook.folder import LAUNCH_JSON
+from runbook.folder.launch.documents import json_object, launch_result
 from runbook.launch import run_launch
 from runbook.launch.observer import Observer, StopRequest, stop_on_signals
 from runbook.launch.supervision import LaunchOptions
@@ -190,30 +191,29 @@ def _leftover(fault: Fault, root: Path, stop: StopRequest) -> Scene:
     return replace(scene, remarks=tuple(remarks))
 
 
-def _damaged_checkpoint(damage: Callable[[Path], None]) -> _Play:
-    def scene_of(fault: Fault, root: Path, stop: StopRequest) -> Scene:
-        """Two checkpoints, the newer one damaged; a resumed run must take the older one."""
-        saving = replace(fault, config={"train.save_every": 6}, steps=13)
-        before = run_injected(saving, root, stop, name="before")
-        if not before.result.ok:
-            return before
-        damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / shard_file(0))
-        resumed = ("--resume", str(before.run_dir.resolve()))
-        scene = run_injected(fault, root, stop, extra=resumed)
-        if stop.requested:
-            return scene
-        notes = " ".join(json_object(scene.run_dir / ENV_JSON).get("notes", []))
-        remarks = []
-        if "step_12" not in notes or "refused" not in notes:
-            remarks.append("the damaged checkpoint was not named")
-        if not (before.run_dir / CHECKPOINTS_DIR / checkpoint_name(6) / shard_file(0)).is_file():
-            remarks.append("the checkpoint before it is gone")
-        first = (scene.run_dir / TRAINING_CSV).read_text("utf-8").splitlines()[1:2]
-        if not first or not first[0].startswith("7,"):
-            remarks.append(f"did not resume after step 6: {first}")
-        return replace(scene, remarks=tuple(remarks))
-
-    return scene_of
+def _damaged_checkpoint(
+    fault: Fault, root: Path, stop: StopRequest, *, damage: Callable[[Path], None]
+) -> Scene:
+    """Two checkpoints, the newer one damaged; a resumed run must take the older one."""
+    saving = replace(fault, config={"train.save_every": 6}, steps=13)
+    before = run_injected(saving, root, stop, name="before")
+    if not before.result.ok:
+        return before
+    damage(before.run_dir / CHECKPOINTS_DIR / checkpoint_name(12) / shard_file(0))
+    resumed = ("--resume", str(before.run_dir.resolve()))
+    scene = run_injected(fault, root, stop, extra=resumed)
+    if stop.requested:
+        return scene
+    notes = " ".join(json_object(scene.run_dir / ENV_JSON).get("notes", []))
+    remarks = []
+    if "step_12" not in notes or "refused" not in notes:
+        remarks.append("the damaged checkpoint was not named")
+    if not (before.run_dir / CHECKPOINTS_DIR / checkpoint_name(6) / shard_file(0)).is_file():
+        remarks.append("the checkpoint before it is gone")
+    first = (scene.run_dir / TRAINING_CSV).read_text("utf-8").splitlines()[1:2]
+    if not first or not first[0].startswith("7,"):
+        remarks.append(f"did not resume after step 6: {first}")
+    return replace(scene, remarks=tuple(remarks))
 
 
 def _truncate(path: Path) -> None:
@@ -226,46 +226,37 @@ def _flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
-def _to_harness(number: int) -> _Play:
-    def scene_of(fault: Fault, root: Path, stop: StopRequest) -> Scene:
-        """A harness of its own, which is sent the signal while its launch runs."""
-        del stop
-        words = ("-m", "runbook.tools.drill.scene", fault.name, str(fault.step), str(root))
-        victim = subprocess.Popen([sys.executable, *words], start_new_session=True)
-        run_dir = root / "run"
-        give_up = time.monotonic() + _START_WITHIN_S
-        while injected_at(run_dir) is None and time.monotonic() < give_up:
-            if victim.poll() is not None:
-                break
-            time.sleep(0.02)
-        token = str(json_object(run_dir / LAUNCH_JSON).get("run_token", ""))
-        sent = time.monotonic()
-        victim.send_signal(number)
-        try:
-            victim.wait(_END_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            victim.kill()
-            victim.wait()
-        while token and carriers(token) and time.monotonic() < sent + _END_WITHIN_S:
-            time.sleep(0.01)
-        ended = time.monotonic()
-        return Scene(
-            root=root,
-            launch=drill_launch(fault, name="run"),
-            result=_result(run_dir, token),
-            injected_at=sent if injected_at(run_dir) is not None else None,
-            ended_at=ended,
-        )
-
-    return scene_of
-
-
-def _result(run_dir: Path, token: str) -> LaunchResult:
-    """What the harness wrote; one that was killed wrote nothing."""
-    path = run_dir / RESULT_JSON
-    if path.is_file():
-        return LaunchResult.model_validate_json(path.read_bytes())
-    return LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, run_token=token)
+def _to_harness(fault: Fault, root: Path, stop: StopRequest, *, number: int) -> Scene:
+    """A harness of its own, which is sent the signal while its launch runs."""
+    del stop
+    words = ("-m", "runbook.tools.drill.scene", fault.name, str(fault.step), str(root))
+    victim = subprocess.Popen([sys.executable, *words], start_new_session=True)
+    run_dir = root / "run"
+    give_up = time.monotonic() + _START_WITHIN_S
+    while injected_at(run_dir) is None and time.monotonic() < give_up:
+        if victim.poll() is not None:
+            break
+        time.sleep(0.02)
+    token = str(json_object(run_dir / LAUNCH_JSON).get("run_token", ""))
+    sent = time.monotonic()
+    victim.send_signal(number)
+    try:
+        victim.wait(_END_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        victim.kill()
+        victim.wait()
+    while token and carriers(token) and time.monotonic() < sent + _END_WITHIN_S:
+        time.sleep(0.01)
+    ended = time.monotonic()
+    # A harness that was killed wrote nothing.
+    unknown = LaunchResult(status=LaunchStatus.NOT_RUN, attempts=0, run_token=token)
+    return Scene(
+        root=root,
+        launch=drill_launch(fault, name="run"),
+        result=launch_result(run_dir, []) or unknown,
+        injected_at=sent if injected_at(run_dir) is not None else None,
+        ended_at=ended,
+    )
 
 
 # Each fault has its own way of being brought about.
@@ -274,11 +265,11 @@ SCENES: dict[str, _Play] = {
     "override": _override,
     "port": _port,
     "leftover": _leftover,
-    "checkpoint_truncated": _damaged_checkpoint(_truncate),
-    "checkpoint_bit_flip": _damaged_checkpoint(_flip_a_bit),
-    "kill_harness": _to_harness(signal.SIGKILL),
-    "sigint": _to_harness(signal.SIGINT),
-    "sigterm": _to_harness(signal.SIGTERM),
+    "checkpoint_truncated": partial(_damaged_checkpoint, damage=_truncate),
+    "checkpoint_bit_flip": partial(_damaged_checkpoint, damage=_flip_a_bit),
+    "kill_harness": partial(_to_harness, number=signal.SIGKILL),
+    "sigint": partial(_to_harness, number=signal.SIGINT),
+    "sigterm": partial(_to_harness, number=signal.SIGTERM),
 }
 
 

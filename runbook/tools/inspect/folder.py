@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, HEARTBEATS, TRAINING_CSV, VAL_CSV
+from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, TRAINING_CSV, VAL_CSV
 from runbook.errors import UsageError, listed
 from runbook.folder import LAUNCH_JSON, RESULT_JSON
 from runbook.folder.launch import heartbeat_files, whole_number
-from runbook.folder.launch.documents import name_below, read_json_object
+from runbook.folder.launch.documents import launch_result, name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
 from runbook.folder.launch.rank_log import RankLines, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
@@ -35,7 +35,6 @@ from runbook.tools.inspect.training import account_remarks, inspect_training
 if TYPE_CHECKING:
     import pandas as pd
 
-_BESIDE = ((GATES_CSV, GATES), (VAL_CSV, VAL))
 _DEEPEST = 6
 # A rank is silent if it ends this many steps behind the others, or this long before them.
 _STEPS_BEHIND = 1
@@ -72,30 +71,17 @@ def inspect_path(path: Path) -> Inspection:
 
 
 def _run_directories(root: Path, depth: int = 0) -> Iterator[Path]:
-    names = sorted(root.iterdir())
-    if any(
-        entry.name == TRAINING_CSV or HEARTBEATS.rank_of(entry.name) is not None for entry in names
-    ) or _failed(root):
+    if (root / TRAINING_CSV).exists() or heartbeat_files(root) or _failed(root):
         yield root
-    for entry in names:
+    for entry in sorted(root.iterdir()):
         if depth < _DEEPEST and not entry.is_symlink() and entry.is_dir():
             yield from _run_directories(entry, depth + 1)
 
 
 def _failed(folder: Path) -> bool:
     """Does the launcher's account tell of a bad end, whatever files there are?"""
-    end = _end_of(folder, [])
+    end = launch_result(folder, [])
     return end is not None and not end.ok
-
-
-def _end_of(folder: Path, problems: list[str]) -> LaunchResult | None:
-    """How the launch ended, where a launcher was there; one that cannot be read is a problem."""
-    result, _ = read_json_object(folder / RESULT_JSON, problems)
-    try:
-        return LaunchResult.model_validate(result) if result is not None else None
-    except ValidationError:
-        problems.append(f"{RESULT_JSON}: is no end of a launch")
-        return None
 
 
 def _completed(document: Mapping[str, Any] | None, end: LaunchResult | None) -> Launch | None:
@@ -121,7 +107,7 @@ def _inspect_one(
     problems: list[str] = []
     env, _ = read_json_object(folder / ENV_JSON, problems, shape="env")
     launch, _ = read_json_object(folder / LAUNCH_JSON, problems)
-    end = _end_of(folder, problems)
+    end = launch_result(folder, problems)
     good = _completed(launch, end)
     stop = good.stop if good else None
     place = folder.relative_to(root).as_posix()
@@ -144,8 +130,8 @@ def _inspect_one(
         ranks = (*ranks, facts)
         logs.append(log)
         remarks += found
-    named = {_text((document or {}).get("run_token")) for document in (env, launch)}
-    tokens = frozenset(token for token in named if token)
+    named = [(document or {}).get("run_token") for document in (env, launch)]
+    tokens = frozenset(token for token in named if isinstance(token, str) and token)
     remarks += rank_remarks(ranks, world_size=world_size, tokens=tokens)
     limit, source = _floor(env)
     path = csv or folder / TRAINING_CSV
@@ -164,7 +150,7 @@ def _inspect_one(
         name = path.relative_to(root).as_posix()
         remarks += remarks_on(name, [(RemarkCode.WINDOW_TOO_SHORT, text)])
     remarks += _agreement(training, ranks)
-    gates, val = (_table(folder / name, spec) for name, spec in _BESIDE)
+    gates, val = _table(folder / GATES_CSV, GATES), _table(folder / VAL_CSV, VAL)
     doubts = account_remarks(rows, logs, env, end, gates=gates, val=val, stop=stop)
     remarks += remarks_on(place, doubts)
     directory = RunDirectory(
@@ -214,10 +200,6 @@ def _agreement(training: RowsFacts | None, ranks: tuple[RankFacts, ...]) -> Iter
             yield Remark(code=RemarkCode.ROWS_AND_HEARTBEATS, message=text, path=facts.path)
 
 
-def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
-
-
 def inspect_heartbeats(
     path: Path, *, rank: int, relative_to: Path, stop: Stop | None = None
 ) -> tuple[RankFacts, RankLog, list[Remark]]:
@@ -229,14 +211,11 @@ def inspect_heartbeats(
     torn = said.dropped + bool(said.torn_bytes)
     name = name_below(path, relative_to)
     log = rank_log(said, path=name)
-    told = ("first_step", "last_step", "last_event", "last_ts")
+    told = ("rank", "path", "pids", "first_step", "last_step", "last_event", "last_ts")
     facts = RankFacts(
-        rank=rank,
-        path=name,
         lines=said.lines,
         torn_lines=torn,
         tokens=tuple(said.tokens),
-        pids=log.pids,
         exit_code=log.exit_code,
         longest_silence_s=log.silence_s,
         **{name: getattr(log, name) for name in told},

@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +87,15 @@ def floor_remarks(
     log: TrainingLog, parts: list[pd.DataFrame], floor: float | None, source: str
 ) -> Iterator[Found]:
     """A mean over a few rows below the floor: a single row may dip below it by chance."""
-    if floor is None or "loss" not in log.frame:
+    if floor is None or not parts or "loss" not in log.frame:
         return
-    lowest, step = float("inf"), 0
-    for part in parts:
-        smooth = part["loss"].rolling(min(_SMOOTH, len(part))).mean().to_numpy(dtype=np.float64)
-        if bool(np.isnan(smooth).all()):
-            continue
-        where = int(np.nanargmin(smooth))
-        if smooth[where] < lowest:
-            lowest, step = float(smooth[where]), int(part["step"].iloc[where])
-    if lowest < floor - _FLOOR_SLACK:
+    losses = (part.set_index("step")["loss"] for part in parts)
+    smooth = pd.concat([one.rolling(min(_SMOOTH, len(one))).mean() for one in losses]).dropna()
+    if len(smooth) and smooth.min() < floor - _FLOOR_SLACK:
         text = (
-            f"the loss reaches {lowest:.3f} at step {step}, below {floor:.3f} ({source}): "
-            "the model sees what it should predict, or the data is not what it is said to be"
+            f"the loss reaches {smooth.min():.3f} at step {smooth.idxmin()}, below {floor:.3f} "
+            f"({source}): the model sees what it should predict, or the data is not what it is "
+            "said to be"
         )
         yield RemarkCode.BELOW_FLOOR, text
 
@@ -110,15 +104,12 @@ def parts_of(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
     """The stretches of rows in which the step increases."""
     if not len(frame):
         return
-    cuts = np.flatnonzero(np.diff(frame["step"].to_numpy()) <= 0) + 1
-    edges = [0, *cuts.tolist(), len(frame)]
-    for start, stop in pairwise(edges):
-        yield frame.iloc[start:stop]
+    backs = frame["step"].diff() <= 0
+    yield from (part for _, part in frame.groupby(backs.cumsum()))
 
 
 def segment_of(index: int, part: pd.DataFrame) -> Segment:
     steps = part["step"].to_numpy()
-    arms = tuple(sorted(set(part["arm"]) - {""})) if "arm" in part else ()
     return Segment(
         index=index,
         rows=len(part),
@@ -126,8 +117,12 @@ def segment_of(index: int, part: pd.DataFrame) -> Segment:
         last_step=int(steps[-1]),
         every=cadence(part),
         warmup_rows=warmup_rows(part),
-        arms=arms,
+        arms=arms_of(part),
     )
+
+
+def arms_of(part: pd.DataFrame) -> tuple[str, ...]:
+    return tuple(sorted(set(part["arm"]) - {""})) if "arm" in part else ()
 
 
 def warmup_rows(part: pd.DataFrame) -> int:
@@ -159,9 +154,9 @@ def window_of(
         return [], 0, [_too_short(0, 1)]
     if bool((log.frame["step"] < 0).any()):
         return [], 0, [(RemarkCode.UNREADABLE, "steps below zero: no window can be taken")]
-    arms = sorted(set(parts[-1]["arm"]) - {""}) if "arm" in parts[-1] else []
+    arms = arms_of(parts[-1])
     with np.errstate(all="ignore"):
-        one_of_arms = bool(arms) and len(parts) == 1
+        one_of_arms = arms and len(parts) == 1
         found = _window_of_arms(log, arms) if one_of_arms else _window_of_rows(log, parts[-1])
     statistics, available, remarks = found
     return [one for one in statistics if math.isfinite(float(one.value))], available, remarks
@@ -182,7 +177,7 @@ def _window_of_rows(
 
 
 def _window_of_arms(
-    log: TrainingLog, arms: list[str]
+    log: TrainingLog, arms: Sequence[str]
 ) -> tuple[list[Measurement], int, list[Found]]:
     statistics = []
     for arm in arms:
@@ -190,11 +185,8 @@ def _window_of_arms(
             with suppress(StatisticsError):
                 statistics.append(compute(log, arm=arm))
     least = min(WINDOW, *(len(measured_rows(log, arm=arm)) for arm in arms))
-    return (
-        statistics,
-        least,
-        [] if least == WINDOW else [_too_short(least, 1, " of its poorest arm")],
-    )
+    short = [] if least == WINDOW else [_too_short(least, 1, " of its poorest arm")]
+    return statistics, least, short
 
 
 def _slow_start(part: pd.DataFrame, window: Measurement) -> Iterator[Found]:

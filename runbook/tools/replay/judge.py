@@ -20,17 +20,7 @@ from runbook.records.outcome import Outcome, Verdict
 from runbook.stats import Decided, Decision
 from runbook.stats.arms import MIN_ROUNDS, judge_rounds
 from runbook.stats.launches import MOST_SCALING, STALE_BELOW, scaling
-from runbook.tools.replay import (
-    FORM,
-    OPTIONAL_PHASES,
-    Breach,
-    Find,
-    Report,
-    Result,
-    Span,
-    Status,
-    rates,
-)
+from runbook.tools.replay import FORM, OPTIONAL_PHASES, Breach, Find, Report, Result, Span, rates
 
 # A healthy trainer is at this share of the peak or above; below IDLE_MFU the machine idles.
 HEALTHY_MFU = 0.20
@@ -65,7 +55,7 @@ def _choice_not_shown(report: Report) -> Iterator[Breach]:
     for name in ("bucket_sweep", "fused_adamw"):
         table = report.table(name)
         asked = table.chosen or name not in OPTIONAL_PHASES
-        if table.status is not Status.COMPLETED or not asked:
+        if table.status != "completed" or not asked:
             continue
         decision, wins = _choice_of(table.results)
         settled = decision.winner is not None or decision.outcome is Decided.TIE
