@@ -221,7 +221,10 @@ def build_view(record: RunRecord) -> ReportView:
         row for wanted in dict.fromkeys(record.required) for row in _acceptance_rows(wanted, rows)
     )
     missing = tuple(row for row in acceptance if row not in rows)
-    problems = sorted((row for row in (*rows, *missing) if row.is_problem), key=_urgency)
+    problems = sorted(
+        (row for row in (*rows, *missing) if row.is_problem),
+        key=lambda row: (not row.required, row.outcome.rank),
+    )
     causes = causes_of(record, problems)
     return ReportView(
         record=record,
@@ -263,10 +266,6 @@ def _missing(wanted: str) -> Check:
         required=True,
         remedy="run the phase that gives this check, then judge again",
     )
-
-
-def _urgency(row: Check) -> tuple[bool, int]:
-    return (not row.required, Outcome(row.outcome).rank)
 
 
 def _count(rows: tuple[Check, ...], noun: str) -> str:
