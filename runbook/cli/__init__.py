@@ -15,7 +15,7 @@ from runbook.cli import finished, lists, live, run, trials
 from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, docstring, is_phase, parse_all
 from runbook.cli._runs import print_next
 from runbook.cli.run import launch
-from runbook.console import CLOSED, Console, console_for, drop
+from runbook.console import CLOSED, Console, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant
 from runbook.files import data_path, near
 
@@ -241,7 +241,8 @@ def _run_command(command: Command, words: list[str]) -> int:
         raise UsageError(problems, hint=f"see runbook {command.name} --help")
     if too_little := _memory_problems(command):
         raise UsageError(too_little)
-    return command.run(args, console_for(args))
+    console = Console(color=not args.no_color, quiet=args.quiet, as_json=args.json)
+    return command.run(args, console)
 
 
 def _memory_problems(command: Command) -> list[str]:
