@@ -145,7 +145,7 @@ def docstring(run: Callable[..., object]) -> str:
         return run.__doc__
     tree = ast.parse(Path(run.__code__.co_filename).read_text("utf-8"))
     named = (one for one in tree.body if isinstance(one, ast.FunctionDef))
-    return next(ast.get_docstring(one) or "" for one in named if one.name == run.__name__)
+    return next((ast.get_docstring(one) or "" for one in named if one.name == run.__name__), "")
 
 
 def path_type(text: str) -> Path:
@@ -254,7 +254,8 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
         try:
             args, unknown = parser.parse_known_args(remaining)
         except argparse.ArgumentError as error:
-            problems.append(_long_form(str(error).removeprefix("argument ")))
+            # By the option's long name: `--profile: ...`, not `-p/--profile: ...`.
+            problems.append(re.sub(r"^argument (-[a-z]/(?=--))?", "", str(error)))
             if (rest := _without(remaining, error)) is None:
                 raise UsageError(problems) from error
             remaining = rest
@@ -279,11 +280,6 @@ def _unknown_flags(argv: Sequence[str], parser: CommandParser) -> list[str]:
     return _unknown_problems(
         [word for word in flags if word.partition("=")[0] not in known], parser
     )
-
-
-def _long_form(message: str) -> str:
-    """The message by the option's long name: `--profile: ...`, not `-p/--profile: ...`."""
-    return re.sub(r"^-[a-z]/(?=--)", "", message)
 
 
 def _unknown_problems(unknown: Iterable[str], parser: CommandParser) -> list[str]:

@@ -91,15 +91,6 @@ def running_line(folder: Path) -> str:
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
 
 
-def refuse_changed(folder: Path, why: str, what: str) -> None:
-    """Raises UsageError with a `doubt` if there is one; `what` follows."""
-    if why:
-        raise UsageError(
-            f"{folder / RECORD_FILE} {why}: {what}",
-            hint=f"`runbook verify {folder.name}` names what differs",
-        )
-
-
 def print_reports(console: Console, folder: Path, shown: str = "") -> None:
     """Name the reports that lie in a run's folder, as `shown`: the page first, then the text."""
     for name in ("report.html", "report.md"):

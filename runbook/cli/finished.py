@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems
-from runbook.cli._runs import (
-    find_run,
-    folder_of,
-    load_told,
-    print_reports,
-    refuse_changed,
-    running_line,
-)
+from runbook.cli._runs import find_run, folder_of, load_told, print_reports, running_line
 from runbook.console import Console, marked, table_of
 from runbook.errors import ProgramExit, UsageError, choice_for, how_many
 from runbook.folder import RECORD_FILE, run_folders
@@ -400,7 +393,11 @@ def export(args: argparse.Namespace, console: Console) -> int:
 
     folder = find_run(args.run_name, args.out)
     record, why = load_told(folder, console)
-    refuse_changed(folder, why, "nothing is exported of it")
+    if why:
+        raise UsageError(
+            f"{folder / RECORD_FILE} {why}: nothing is exported of it",
+            hint=f"`runbook verify {folder.name}` names what differs",
+        )
     is_table = args.to.suffix == ".csv"
     text = csv_text(numbers_of(record)) if is_table else prometheus_text(record)
     with written_to("--to", args.to):
