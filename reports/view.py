@@ -16,6 +16,7 @@ from reports.causes import Cause, causes_of, without
 from reports.text import one_line
 from runbook.engine.starting import left_open
 from runbook.errors import how_many, listed, short_caveat
+from runbook.files import shipped_data
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.outcome import WORST_FIRST
 from runbook.records.run import Step
@@ -151,12 +152,7 @@ def _worth_keeping(record: RunRecord) -> bool:
 
 
 # As a reader needs them who sees them for the first time.
-_MEANINGS = {
-    Outcome.INVALID.value: "it ran, but its result does not count",
-    Outcome.INCOMPLETE.value: "it could not run, or left no evidence",
-    Outcome.INCONCLUSIVE.value: "measured, but not decidable",
-    Outcome.SKIPPED.value: "not asked for, or not needed here; never counted as passed",
-}
+_MEANINGS: dict[str, str] = shipped_data("report/words")["meanings"]
 
 
 @dataclass(frozen=True, kw_only=True)
