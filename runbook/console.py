@@ -202,7 +202,7 @@ class Console:
     ) -> None:
         self.stdout = sys.stdout if stdout is None else stdout
         self._stderr = sys.stderr if stderr is None else stderr
-        self.quiet, self._live, self._as_json = quiet, live, as_json
+        self.quiet, self._live, self.as_json = quiet, live, as_json
         self.color_out = _wants_color(self.stdout, color)
         self.color_err = _wants_color(self._stderr, color)
         # Drawn and written by two threads: whoever shows a run redraws while it works.
@@ -245,7 +245,7 @@ class Console:
 
     def tell(self, document: object, parts: Iterable[RenderableType]) -> None:
         """An answer on stdout: its document where a program asks, else its lines and tables."""
-        if self._as_json:
+        if self.as_json:
             self.json_document(document)
             return
         for part in parts:

@@ -38,14 +38,14 @@ def _unknown_format(args: argparse.Namespace) -> list[str]:
     return [f"--format {args.format!r}: no such format{choice_for(args.format, known)}"]
 
 
-def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
+def _print(console: Console, record: RunRecord, fmt: str) -> None:
     from runbook.engine.derive import render
     from runbook.files import typed_here
     from runbook.folder.manifest import record_text
     from runbook.records.run import Screen
 
     screen = Screen(color=console.color_out, width=console.width_out, program=typed_here())
-    console.page(record_text(record) if as_json else render(record, fmt, screen))
+    console.page(record_text(record) if console.as_json else render(record, fmt, screen))
 
 
 @command(
@@ -78,7 +78,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
         console.error(running)
     record, why = load_told(folder, console)
     record = untrusted(record, why) if why else record
-    _print(console, record, fmt, as_json=args.json)
+    _print(console, record, fmt)
     if fmt == _DEFAULT_FORMAT and not args.json:
         print_reports(console, folder)
     return ProgramExit.INCOMPLETE if why or running else ProgramExit.GO
@@ -180,7 +180,7 @@ def judge(args: argparse.Namespace, console: Console) -> int:
     setup = setup_of_record(record, profile=profile, named=args.profile)
     again = judged(record, folder, setup)
     again = untrusted(again, why) if why else again
-    _print(console, again, args.format or _DEFAULT_FORMAT, as_json=args.json)
+    _print(console, again, args.format or _DEFAULT_FORMAT)
     return again.verdict.exit_code
 
 
