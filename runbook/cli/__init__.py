@@ -106,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _hear_of_children()
     console = Console()
     try:
-        return _dispatch(words)
+        return _dispatch(words, console)
     except KeyboardInterrupt:
         _tell(console, "runbook: interrupted")
         return ProgramExit.INTERRUPTED
@@ -207,8 +207,7 @@ def _defect(console: Console, error: BaseException) -> int:
     return ProgramExit.DEFECT
 
 
-def _dispatch(words: list[str]) -> int:
-    console = Console()
+def _dispatch(words: list[str], console: Console) -> int:
     if ASKED_BY_SHELL in os.environ:
         return complete(COMMANDS.values())
     if not words:

@@ -116,7 +116,6 @@ class JsonObserver(RunView):
         self._say(_told(events.PhaseFinished, record, phase=record.name))
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:
-        self.run_root = run_root
         fingerprint = fingerprint_of(record)
         self._say(_told(events.RunFinished, record, run_root=run_root, fingerprint=fingerprint))
 
