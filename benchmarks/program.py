@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.files import write_atomic
+from runbook.folder.launch import heartbeats_in
 
 # What a program exits with when its time is over and it can go on: EX_TEMPFAIL of sysexits.
 TO_BE_CONTINUED = 75
@@ -88,16 +89,6 @@ def append_line(path: Path, row: Mapping[str, object]) -> None:
         stream.write(json.dumps(row) + "\n")
 
 
-def read_lines(path: Path) -> list[dict[str, object]]:
+def read_lines(path: Path) -> list[dict[str, Any]]:
     """The whole JSON lines of a file; a torn last one, which a cut leaves, is left out."""
-    if not path.is_file():
-        return []
-    rows = []
-    for line in path.read_text("utf-8", errors="replace").split("\n")[:-1]:
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-    return rows
+    return [dict(row) for row in heartbeats_in(path)] if path.is_file() else []

@@ -25,7 +25,7 @@ from reports.view import ReportView, build_view
 from runbook.errors import printable
 from runbook.files import utc_seconds
 from runbook.folder import RESULT_JSON
-from runbook.records import Check, Confidence, Measurement, Reason, RunRecord, Verdict
+from runbook.records import Check, Confidence, Measurement, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.run import TAKES_OUT, Report, Screen
 
 
@@ -66,35 +66,28 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """The cases of a phase, of checks that no phase gave, or the verdict's own.
-
-    `duration_s` and `started_at` are those of a phase; `flaky` names its launches that finished
-    only at a second attempt.
-    """
+    """The cases of a phase, of checks that no phase gave, or the verdict's own."""
 
     name: str
-    cases: tuple[Case, ...]
-    duration_s: float | None = None
-    started_at: str = ""
-    flaky: str = ""
+    cases: Sequence[Case]
+    phase: PhaseRecord | None = None
+
+    @property
+    def flaky(self) -> str:
+        """The phase's launches that finished only at a second attempt."""
+        return printable(", ".join(self.phase.flaky)) if self.phase else ""
 
 
 def suites_of(record: RunRecord) -> list[Suite]:
     """Every check of the record and every one that it lacks, and the verdict last."""
     view = build_view(record)
     suites = [
-        Suite(
-            name=printable(phase.name),
-            cases=tuple(map(_of_check, phase.checks)),
-            duration_s=phase.duration_s,
-            started_at=printable(phase.started_at),
-            flaky=printable(", ".join(phase.flaky)),
-        )
+        Suite(name=printable(phase.name), cases=[*map(_of_check, phase.checks)], phase=phase)
         for phase in view.phases
     ]
     if view.missing:
-        suites.append(Suite(name="missing", cases=tuple(map(_of_check, view.missing))))
-    return [*suites, Suite(name="verdict", cases=(_of_verdict(view),))]
+        suites.append(Suite(name="missing", cases=[*map(_of_check, view.missing)]))
+    return [*suites, Suite(name="verdict", cases=[_of_verdict(view)])]
 
 
 def _of_check(row: Check) -> Case:
@@ -173,7 +166,7 @@ def render_junit(record: RunRecord, _: Screen) -> str:
         _add_suite(root, suite)
     for name in ("tests", *_COUNTED):
         root.set(name, str(sum(int(suite.get(name, "0")) for suite in root)))
-    root.set("time", f"{sum(suite.duration_s or 0.0 for suite in suites):.3f}")
+    root.set("time", f"{sum(phase.duration_s for phase in record.phases):.3f}")
     ET.indent(root)
     body = ET.tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{body}\n'
@@ -188,10 +181,10 @@ def _add_suite(root: ET.Element, suite: Suite) -> None:
     element.set("tests", str(len(suite.cases)))
     for name, status in _COUNTED.items():
         element.set(name, str(sum(case.status is status for case in suite.cases)))
-    if suite.duration_s is not None:
-        element.set("time", f"{suite.duration_s:.3f}")
-        if suite.started_at:
-            element.set("timestamp", suite.started_at)
+    if suite.phase:
+        element.set("time", f"{suite.phase.duration_s:.3f}")
+        if suite.phase.started_at:
+            element.set("timestamp", printable(suite.phase.started_at))
 
 
 def _add_case(suite: ET.Element, case: Case) -> None:

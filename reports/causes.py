@@ -156,7 +156,7 @@ def causes_of(record: RunRecord, problems: Sequence[Check]) -> tuple[Cause, ...]
     groups: dict[tuple[object, ...], _Group] = {}
     for end, rows in threads.items():
         groups.setdefault(book.fault(end), {})[end] = rows
-    causes = [cause for group in groups.values() if (cause := book.cause(group)) is not None]
+    causes = map(book.cause, groups.values())
     order = {id(row): place for place, row in enumerate(problems)}
     return tuple(sorted(causes, key=lambda one: (not one.blocks, *_harm(one, order))))
 
@@ -228,16 +228,14 @@ class _Book:
         own = [e.launch.name for e in self.launches.values() if e.launch.phase == row.phase]
         return [*own, row.phase]
 
-    def cause(self, group: _Group) -> Cause | None:
-        """The cause of threads that end in the same fault; None if no row tells of it."""
+    def cause(self, group: _Group) -> Cause:
+        """The cause of threads that end in the same fault."""
         launches = tuple(end for end in group if end in self.launches)
         rows = [row for of_end in group.values() for row in of_end]
         if not rows:  # only in the shadow of a worse launch of the same phase
             phase = launches[0].partition("/")[0]
-            rows = [
-                r for r in self.rows.values() if r.phase == phase and r.follows in self.launches
-            ]
-            rows = rows[:1]
+            of_phase = (row for row in self.rows.values() if row.phase == phase)
+            rows = [next(row for row in of_phase if row.follows in self.launches)]
         outside = any(self.launches[name].result.status in _OUTSIDE for name in launches)
         rows.sort(key=lambda row: _showing(row, group, outside=outside))
         lead = rows[0]

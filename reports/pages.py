@@ -10,7 +10,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any
 
@@ -144,17 +144,7 @@ def _workloads(record: RunRecord) -> Iterator[str]:
 # -- the pages themselves --------------------------------------------------------------------------
 
 
-def render_markdown(record: RunRecord, _: Screen) -> str:
-    """Return `report.md`: what decided, what to use and what to do, on one or two pages."""
-    return _markdown("report.md.j2", record)
-
-
-def render_details(record: RunRecord, _: Screen) -> str:
-    """Return `details.md`: every check, table, launch, note, setting and file."""
-    return _markdown("details.md.j2", record)
-
-
-def _markdown(template: str, record: RunRecord) -> str:
+def _markdown(template: str, record: RunRecord, _: Screen) -> str:
     page = template_environment(html=False).get_template(template)
     return page.render(**_told_by_all(record))
 
@@ -204,5 +194,7 @@ def _allowed(text: str) -> str:
 
 
 HTML = Report(file_name="report.html", render=render_html)
-MARKDOWN = Report(file_name="report.md", render=render_markdown)
-DETAILS = Report(file_name="details.md", render=render_details)
+# What decided, what to use and what to do, on one or two pages.
+MARKDOWN = Report(file_name="report.md", render=partial(_markdown, "report.md.j2"))
+# Every check, table, launch, note, setting and file.
+DETAILS = Report(file_name="details.md", render=partial(_markdown, "details.md.j2"))

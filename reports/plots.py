@@ -34,6 +34,7 @@ from reports.axes import (
 )
 from reports.text import limit_text, one_line, value_text
 from runbook.errors import listed
+from runbook.files import shipped_data
 from runbook.records import (
     Check,
     LaunchEntry,
@@ -44,7 +45,7 @@ from runbook.records import (
     Series,
     Window,
 )
-from runbook.records.measurement import TOKENS_PER_SECOND, duration_text, plain_number
+from runbook.records.measurement import duration_text, plain_number
 
 _LEFT, _RIGHT = 104.0, WIDTH - 8.0
 _ROW = 24.0
@@ -52,13 +53,8 @@ _FROM, _TO = 12.0, WIDTH - 12.0
 _TOP, _BAR, _BOTTOM = 20.0, 32.0, 44.0
 # Further away than so many times the width of the interval, a limit would flatten it.
 _FAR = 8.0
-# What the axis counts, for a reader who meets the unit for the first time.
-_AXES = {
-    "ratio": "ratio of speeds: above 1 the first one named is faster",
-    "": "as a share: 0.1 is 10 %",
-    "nats": "nats, the unit of the loss",
-    TOKENS_PER_SECOND: "tokens per second (tok/s)",
-}
+# What an axis counts, and the titles of curves that share a picture.
+_WORDS = shipped_data("report/words")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +177,7 @@ def _interval(check: Check) -> Figure | None:
     parts.append(text(_FROM, 12, shorten(words, _TO - _FROM)))
     parts += [line(x(at), _TOP, x(at), _BOTTOM, "limit") for at in near]
     parts += [line(x(low), _BAR, x(high), _BAR, "spread"), dot(x(estimate), _BAR, 4)]
-    parts += axis_below(x, _BOTTOM, _AXES.get(measured.unit, measured.unit))
+    parts += axis_below(x, _BOTTOM, _WORDS["axes"].get(measured.unit, measured.unit))
     title = f"{check.id}: {check.outcome}"
     source = f"(dot and bar: estimate and interval, from {measured.where})"
     return Figure(
@@ -205,13 +201,6 @@ def _level(check: Check) -> Mark | None:
 _AXIS, _EDGE = 46.0, WIDTH - 10.0
 _CEILING, _HEIGHT = 26.0, 120.0
 _FAR_LIMIT = 2.0
-_TITLES = {
-    "throughput": "Throughput of every step",
-    "loss": "Loss",
-    "memory": "Memory of every rank",
-    "tensors": "Memory of every rank's tensors",
-    "gates": "Gates of the three branches",
-}
 
 
 def _traces(phase: str, group: str, curves: Sequence[Series]) -> Figure | None:
@@ -224,7 +213,7 @@ def _traces(phase: str, group: str, curves: Sequence[Series]) -> Figure | None:
     levels = close_by([mark.value for mark in limits], held, _FAR_LIMIT)
     near = {mark: words for mark, words in told.items() if mark.value in levels}
     far = "; ".join(words for mark, words in told.items() if mark not in near)
-    title = one_line(_TITLES.get(group) or group or curves[0].name)
+    title = one_line(_WORDS["curves"].get(group) or group or curves[0].name)
     says = [*map(_in_words, curves), *([f"Limits: {'; '.join(told.values())}"] if told else [])]
     return Figure(
         kind=group or "trace",

@@ -103,7 +103,6 @@ def template_environment(*, html: bool) -> Environment:
     )
     environment.filters |= {
         "number": shown_value,
-        "quote": quote,
         "seconds": duration_text,
         "value_text": value_text,
         "shown": check_value,

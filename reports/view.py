@@ -16,6 +16,7 @@ from reports.causes import Cause, causes_of, without
 from reports.text import one_line
 from runbook.engine.starting import left_open
 from runbook.errors import how_many, listed, short_caveat
+from runbook.files import shipped_data
 from runbook.records import Check, Outcome, PhaseRecord, Reason, RunRecord, Verdict
 from runbook.records.run import Step
 
@@ -150,12 +151,7 @@ def _worth_keeping(record: RunRecord) -> bool:
 
 
 # As a reader needs them who sees them for the first time.
-_MEANINGS = {
-    Outcome.INVALID.value: "it ran, but its result does not count",
-    Outcome.INCOMPLETE.value: "it could not run, or left no evidence",
-    Outcome.INCONCLUSIVE.value: "measured, but not decidable",
-    Outcome.SKIPPED.value: "not asked for, or not needed here; never counted as passed",
-}
+_MEANINGS: dict[str, str] = shipped_data("report/words")["meanings"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +216,10 @@ def build_view(record: RunRecord) -> ReportView:
         row for wanted in dict.fromkeys(record.required) for row in _acceptance_rows(wanted, rows)
     )
     missing = tuple(row for row in acceptance if row not in rows)
-    problems = sorted((row for row in (*rows, *missing) if row.is_problem), key=_urgency)
+    problems = sorted(
+        (row for row in (*rows, *missing) if row.is_problem),
+        key=lambda row: (not row.required, row.outcome.rank),
+    )
     causes = causes_of(record, problems)
     return ReportView(
         record=record,
@@ -262,10 +261,6 @@ def _missing(wanted: str) -> Check:
         required=True,
         remedy="run the phase that gives this check, then judge again",
     )
-
-
-def _urgency(row: Check) -> tuple[bool, int]:
-    return (not row.required, Outcome(row.outcome).rank)
 
 
 def _count(rows: tuple[Check, ...], noun: str) -> str:

@@ -202,7 +202,7 @@ class Console:
     ) -> None:
         self.stdout = sys.stdout if stdout is None else stdout
         self._stderr = sys.stderr if stderr is None else stderr
-        self.quiet, self._live, self._as_json = quiet, live, as_json
+        self.quiet, self._live, self.as_json = quiet, live, as_json
         self.color_out = _wants_color(self.stdout, color)
         self.color_err = _wants_color(self._stderr, color)
         # Drawn and written by two threads: whoever shows a run redraws while it works.
@@ -243,20 +243,16 @@ class Console:
         """An answer that was put together elsewhere, line by line, on stdout."""
         self._write(self.stdout, self._page(text))
 
-    def show(self, *parts: RenderableType) -> None:
-        """What rich lays out, on stdout; whole lines where that is no terminal."""
-        self.page(rendered(*parts, width=self.width_out, color=self.color_out, stream=self.stdout))
-
     def tell(self, document: object, parts: Iterable[RenderableType]) -> None:
         """An answer on stdout: its document where a program asks, else its lines and tables."""
-        if self._as_json:
+        if self.as_json:
             self.json_document(document)
             return
         for part in parts:
-            if isinstance(part, str):
-                self.result(part)
-            else:
-                self.show(part)
+            self.result(part if isinstance(part, str) else self._rendered(part))
+
+    def _rendered(self, part: RenderableType) -> Painted:
+        return rendered(part, width=self.width_out, color=self.color_out, stream=self.stdout)
 
     def _lines(self, lines: Sequence[str]) -> str:
         texts = (one if isinstance(one, Painted) else in_one_line(one) for one in lines)
@@ -334,9 +330,3 @@ class Console:
 def drop(stream: TextIO) -> None:
     """Send what is still written to a stream nowhere, also what Python flushes at its exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def console_for(args: object) -> Console:
-    """The console that a command's --quiet and --no-color ask for."""
-    asked = {name: bool(getattr(args, name, False)) for name in ("no_color", "quiet", "json")}
-    return Console(color=not asked["no_color"], quiet=asked["quiet"], as_json=asked["json"])

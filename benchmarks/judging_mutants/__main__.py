@@ -42,7 +42,7 @@ def equivalents() -> dict[tuple[str, str, str], str]:
 
 
 def _killed_before(kept: Path) -> dict[tuple[str, str, str], Mutant]:
-    found = [Mutant(**row) for row in read_lines(kept)]  # type: ignore[arg-type]
+    found = [Mutant(**row) for row in read_lines(kept)]
     return {mutant.key: mutant for mutant in found if mutant.outcome.startswith("killed")}
 
 

@@ -109,8 +109,7 @@ class Bench:
         """The kept result of this defect in this source, or that of a run now."""
         key = hashlib.sha256(f"{defect!r} {self._source}".encode()).hexdigest()[:16]
         if key in self._kept:
-            kept: dict[str, Any] = self._kept[key]
-            return Result(**kept)
+            return Result(**self._kept[key])
         out = self.scratch / key
         begin = time.monotonic()
         rows, _, good = judge(defect, run(self.copy, defect, out))

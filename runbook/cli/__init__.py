@@ -15,7 +15,7 @@ from runbook.cli import finished, lists, live, run, trials
 from runbook.cli._parser import ASKED_BY_SHELL, Command, complete, docstring, is_phase, parse_all
 from runbook.cli._runs import print_next
 from runbook.cli.run import launch
-from runbook.console import CLOSED, Console, console_for, drop
+from runbook.console import CLOSED, Console, drop
 from runbook.errors import ProgramExit, RunbookError, UsageError, choice_for, option_meant
 from runbook.files import data_path, near
 
@@ -106,14 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     _hear_of_children()
     console = Console()
     try:
-        return _dispatch(words)
-    except RunbookError as error:
-        from runbook.errors import with_program
-        from runbook.files import typed_here
-
-        first, *others = (with_program(line, typed_here()) for line in error.lines)
-        _tell(console, f"runbook: error: {first}", *others)
-        return ProgramExit.USAGE
+        return _dispatch(words, console)
     except KeyboardInterrupt:
         _tell(console, "runbook: interrupted")
         return ProgramExit.INTERRUPTED
@@ -121,20 +114,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (head, less) has gone: be silent, also when Python flushes at exit.
         drop(sys.stdout)
         return ProgramExit.INCOMPLETE
-    except MemoryError as error:
-        what = f": {error}" if str(error) else ""
-        _tell(console, f"runbook: error: this process may have no more memory{what}")
-        return ProgramExit.USAGE
-    except SystemExit as error:
-        # --help ends with 0; a module that ends the program while it is imported, with any code.
-        if not error.code:
+    except (Exception, SystemExit) as error:
+        # Python would exit with 1 here, which means NO-GO. --help ends with 0, and a module that
+        # ends the program while it is imported, with any code.
+        if isinstance(error, SystemExit) and not error.code:
             raise
-        return _defect(console, error)
-    except Exception as error:  # noqa: BLE001 - Python would exit with 1 here, which means NO-GO
-        if not (isinstance(error, OSError) and (refused := _refused(error))):
+        if not (lines := _of_the_user(error)):
             return _defect(console, error)
-        _tell(console, f"runbook: error: {refused}")
+        _tell(console, f"runbook: error: {lines[0]}", *lines[1:])
         return ProgramExit.USAGE
+
+
+def _of_the_user(error: BaseException) -> list[str]:
+    """What a user can do something about, in lines; empty for a defect of the program."""
+    if isinstance(error, RunbookError):
+        from runbook.errors import with_program
+        from runbook.files import typed_here
+
+        return [with_program(line, typed_here()) for line in error.lines]
+    if isinstance(error, MemoryError):
+        what = f": {error}" if str(error) else ""
+        return [f"this process may have no more memory{what}"]
+    found = (isinstance(error, OSError) and _refused(error)) or _stranger()
+    return [found] if found else []
 
 
 def _refused(error: OSError) -> str:
@@ -190,9 +192,6 @@ def _defect(console: Console, error: BaseException) -> int:
     import tempfile
     import traceback
 
-    if stranger := _stranger():
-        _tell(console, f"runbook: error: {stranger}")
-        return ProgramExit.USAGE
     text = f"runbook {__version__}\n{''.join(traceback.format_exception(error))}"
     what = f"{type(error).__name__}: {error}"
     try:
@@ -208,8 +207,7 @@ def _defect(console: Console, error: BaseException) -> int:
     return ProgramExit.DEFECT
 
 
-def _dispatch(words: list[str]) -> int:
-    console = Console()
+def _dispatch(words: list[str], console: Console) -> int:
     if ASKED_BY_SHELL in os.environ:
         return complete(COMMANDS.values())
     if not words:
@@ -242,7 +240,8 @@ def _run_command(command: Command, words: list[str]) -> int:
         raise UsageError(problems, hint=f"see runbook {command.name} --help")
     if too_little := _memory_problems(command):
         raise UsageError(too_little)
-    return command.run(args, console_for(args))
+    console = Console(color=not args.no_color, quiet=args.quiet, as_json=args.json)
+    return command.run(args, console)
 
 
 def _memory_problems(command: Command) -> list[str]:

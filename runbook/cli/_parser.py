@@ -13,7 +13,6 @@ from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import dedent
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from runbook import DEFAULT_OUT
@@ -84,72 +83,60 @@ Arguments = Callable[[Any], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One sub-command: what --help says of it, its arguments, and the function that does it.
+    """One sub-command: the function that answers it, whose name and docstring it has.
 
-    `run` returns the exit code. `problems` finds what argparse cannot see in the arguments, so that
-    one message names all of it together with what argparse found. `instead` has options of other
-    commands, and what this one has in their place.
+    The docstring is what --help says: a description, groups of options under their titles,
+    `examples:` and the exit codes. A group is an `option_table`, of which `options` says the rest;
+    `more` adds what a table cannot say. `run` returns the exit code. `problems` finds what argparse
+    cannot see in the arguments, so that one message names all of it together with what argparse
+    found. `instead` has options of other commands, and what this one has in their place.
     """
 
-    name: str
-    help: str
-    description: str
-    epilog: str
     run: Handler
+    help: str
     json_help: str = "one JSON document on stdout"
-    arguments: Arguments = lambda _: None
+    options: Mapping[str, object] = field(default_factory=dict)
+    more: Arguments = lambda _: None
     problems: Callable[[argparse.Namespace], Sequence[str]] = lambda _: ()
     instead: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """What is typed."""
+        return self.run.__name__
+
+    @property
+    def _said(self) -> tuple[str, list[str], str]:
+        """Of the docstring: the description, titles and tables in turn, and the rest."""
+        said, examples, rest = cleandoc(docstring(self.run)).partition("examples:")
+        description, *groups = re.split(r"^(\S.*):\n(?=  )", said, flags=re.MULTILINE)
+        return description.rstrip(), groups, f"{examples}{rest}"
+
+    def arguments(self, parser: CommandParser) -> None:
+        """Add those of the docstring, and `more`."""
+        _, groups, _ = self._said
+        for title, table in zip(groups[::2], groups[1::2], strict=True):
+            group = parser if title == "options" else parser.add_argument_group(title)
+            option_table(table, **self.options)(group)
+        self.more(parser)
+
     def parser(self, make: Callable[..., CommandParser] = CommandParser) -> CommandParser:
         """The command's parser; -q, --json and --no-color mean the same everywhere."""
-        parser = make(prog=f"runbook {self.name}", description=self.description, epilog=self.epilog)
+        description, _, epilog = self._said
+        parser = make(prog=f"runbook {self.name}", description=description, epilog=epilog)
         parser.instead = self.instead
         self.arguments(parser)
-        group = parser.add_argument_group("output")
         texts = f"""
             --json  {self.json_help}
             --quiet  no progress on stderr
             --no-color  no colors (same as NO_COLOR=1)"""
-        option_table(texts)(group)
+        option_table(texts)(parser.add_argument_group("output"))
         return parser
 
 
-def command(
-    help: str,
-    *,
-    options: Mapping[str, object] = MappingProxyType({}),
-    more: Arguments = lambda _: None,
-    **given: Any,
-) -> Callable[[Handler], Command]:
-    """Make a command of the function that answers it, by its name and docstring.
-
-    The docstring is what --help says: a description, groups of options under their titles,
-    `examples:` and the exit codes. A group is an `option_table`, of which `options` says the rest;
-    `more` adds what a table cannot say. `given` are other fields of `Command`.
-    """
-
-    def made(run: Handler) -> Command:
-        said, examples, rest = cleandoc(docstring(run)).partition("examples:")
-        description, *groups = re.split(r"^(\S.*):\n(?=  )", said, flags=re.MULTILINE)
-
-        def arguments(parser: CommandParser) -> None:
-            for title, table in zip(groups[::2], groups[1::2], strict=True):
-                group = parser if title == "options" else parser.add_argument_group(title)
-                option_table(table, **options)(group)
-            more(parser)
-
-        return Command(
-            name=run.__name__,
-            help=help,
-            description=description.rstrip(),
-            epilog=f"{examples}{rest}",
-            run=run,
-            arguments=arguments,
-            **given,
-        )
-
-    return made
+def command(help: str, **given: Any) -> Callable[[Handler], Command]:
+    """Make a command of the function that answers it; `given` are other fields of `Command`."""
+    return lambda run: Command(run=run, help=help, **given)
 
 
 def docstring(run: Callable[..., object]) -> str:
@@ -158,7 +145,7 @@ def docstring(run: Callable[..., object]) -> str:
         return run.__doc__
     tree = ast.parse(Path(run.__code__.co_filename).read_text("utf-8"))
     named = (one for one in tree.body if isinstance(one, ast.FunctionDef))
-    return next(ast.get_docstring(one) or "" for one in named if one.name == run.__name__)
+    return next((ast.get_docstring(one) or "" for one in named if one.name == run.__name__), "")
 
 
 def path_type(text: str) -> Path:
@@ -267,7 +254,8 @@ def parse_all(parser: CommandParser, argv: Sequence[str]) -> tuple[argparse.Name
         try:
             args, unknown = parser.parse_known_args(remaining)
         except argparse.ArgumentError as error:
-            problems.append(_long_form(str(error).removeprefix("argument ")))
+            # By the option's long name: `--profile: ...`, not `-p/--profile: ...`.
+            problems.append(re.sub(r"^argument (-[a-z]/(?=--))?", "", str(error)))
             if (rest := _without(remaining, error)) is None:
                 raise UsageError(problems) from error
             remaining = rest
@@ -292,11 +280,6 @@ def _unknown_flags(argv: Sequence[str], parser: CommandParser) -> list[str]:
     return _unknown_problems(
         [word for word in flags if word.partition("=")[0] not in known], parser
     )
-
-
-def _long_form(message: str) -> str:
-    """The message by the option's long name: `--profile: ...`, not `-p/--profile: ...`."""
-    return re.sub(r"^-[a-z]/(?=--)", "", message)
 
 
 def _unknown_problems(unknown: Iterable[str], parser: CommandParser) -> list[str]:

@@ -91,15 +91,6 @@ def running_line(folder: Path) -> str:
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
 
 
-def refuse_changed(folder: Path, why: str, what: str) -> None:
-    """Raises UsageError with a `doubt` if there is one; `what` follows."""
-    if why:
-        raise UsageError(
-            f"{folder / RECORD_FILE} {why}: {what}",
-            hint=f"`runbook verify {folder.name}` names what differs",
-        )
-
-
 def print_reports(console: Console, folder: Path, shown: str = "") -> None:
     """Name the reports that lie in a run's folder, as `shown`: the page first, then the text."""
     for name in ("report.html", "report.md"):
@@ -125,19 +116,17 @@ def print_next(console: Console) -> int:
     from runbook.files import typed_here
 
     found = look(Path(DEFAULT_OUT))
-    console.result(f"{'machine':<{_LABEL}}{_machine()}")
-    console.result(f"{'run':<{_LABEL}}{found.run}")
-    if found.detail:
-        console.result(f"{'':<{_LABEL}}{found.detail}")
     program = typed_here()
     commands = [
         (called_by(command, program), why)
         for command, why in (*found.next, ("runbook --help", "all commands"))
     ]
     width = max(len(command) for command, _ in commands)
-    for number, (command, why) in enumerate(commands):
-        word = "next" if number == 0 else ""
-        console.result(f"{word:<{_LABEL}}{command:<{width}}  {why}")
+    told = [("machine", _machine()), ("run", found.run)]
+    told += [("", found.detail)] if found.detail else []
+    lines = [f"{command:<{width}}  {why}" for command, why in commands]
+    told += [("next", lines[0]), *(("", line) for line in lines[1:])]
+    console.result(*(f"{name:<{_LABEL}}{text}" for name, text in told))
     return ProgramExit.GO
 
 

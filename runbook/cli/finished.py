@@ -10,14 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems
-from runbook.cli._runs import (
-    find_run,
-    folder_of,
-    load_told,
-    print_reports,
-    refuse_changed,
-    running_line,
-)
+from runbook.cli._runs import find_run, folder_of, load_told, print_reports, running_line
 from runbook.console import Console, marked, table_of
 from runbook.errors import ProgramExit, UsageError, choice_for, how_many
 from runbook.folder import RECORD_FILE, run_folders
@@ -45,14 +38,14 @@ def _unknown_format(args: argparse.Namespace) -> list[str]:
     return [f"--format {args.format!r}: no such format{choice_for(args.format, known)}"]
 
 
-def _print(console: Console, record: RunRecord, fmt: str, *, as_json: bool) -> None:
+def _print(console: Console, record: RunRecord, fmt: str) -> None:
     from runbook.engine.derive import render
     from runbook.files import typed_here
     from runbook.folder.manifest import record_text
     from runbook.records.run import Screen
 
     screen = Screen(color=console.color_out, width=console.width_out, program=typed_here())
-    console.page(record_text(record) if as_json else render(record, fmt, screen))
+    console.page(record_text(record) if console.as_json else render(record, fmt, screen))
 
 
 @command(
@@ -85,7 +78,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
         console.error(running)
     record, why = load_told(folder, console)
     record = untrusted(record, why) if why else record
-    _print(console, record, fmt, as_json=args.json)
+    _print(console, record, fmt)
     if fmt == _DEFAULT_FORMAT and not args.json:
         print_reports(console, folder)
     return ProgramExit.INCOMPLETE if why or running else ProgramExit.GO
@@ -187,7 +180,7 @@ def judge(args: argparse.Namespace, console: Console) -> int:
     setup = setup_of_record(record, profile=profile, named=args.profile)
     again = judged(record, folder, setup)
     again = untrusted(again, why) if why else again
-    _print(console, again, args.format or _DEFAULT_FORMAT, as_json=args.json)
+    _print(console, again, args.format or _DEFAULT_FORMAT)
     return again.verdict.exit_code
 
 
@@ -400,7 +393,11 @@ def export(args: argparse.Namespace, console: Console) -> int:
 
     folder = find_run(args.run_name, args.out)
     record, why = load_told(folder, console)
-    refuse_changed(folder, why, "nothing is exported of it")
+    if why:
+        raise UsageError(
+            f"{folder / RECORD_FILE} {why}: nothing is exported of it",
+            hint=f"`runbook verify {folder.name}` names what differs",
+        )
     is_table = args.to.suffix == ".csv"
     text = csv_text(numbers_of(record)) if is_table else prometheus_text(record)
     with written_to("--to", args.to):

@@ -91,7 +91,7 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     told = "NSA_WATCH_HALT" in os.environ and limits.halt
     limits = replace(limits, halt=told if args.halt is None else args.halt == "1")
     interval_s = args.interval or limits.interval_s
-    view = _View(console, limits, as_json=args.json)
+    view = _View(console, limits)
     if not folder.is_dir() and (args.once or folder.exists()):
         hint = "start the run first; it creates its own"
         raise UsageError(f"no such directory: {folder}", hint=hint)
@@ -205,8 +205,8 @@ def launch_name(place: Path) -> str:
 class _View:
     """What is told of the run directories that are looked at."""
 
-    def __init__(self, console: Console, limits: Thresholds, *, as_json: bool) -> None:
-        self.console, self.limits, self._as_json = console, limits, as_json
+    def __init__(self, console: Console, limits: Thresholds) -> None:
+        self.console, self.limits = console, limits
         self.count, self.rows = 0, 0
 
     @property
@@ -222,7 +222,7 @@ class _View:
         """What was found and, with `blind`, what is not watched."""
         for anomaly in anomalies:
             self.count += 1
-            if self._as_json:
+            if self.console.as_json:
                 self.console.json_line(asdict(anomaly))
             else:
                 self.console.result(anomaly.line())
@@ -235,7 +235,7 @@ class _View:
 
         screen = Screen(folder, self.limits)
         found = screen.look()
-        for line in [] if self._as_json else screen.lines():
+        for line in [] if self.console.as_json else screen.lines():
             self.console.result(line)
         self._read(screen, found, blind=True)
         self.rows += screen.monitor.readings.rows_read

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -220,14 +221,12 @@ def drill(args: argparse.Namespace, console: Console) -> int:
         console.tell({"schema_version": 1, "faults": rows}, [table])
         return 0
     out = args.out or Path(DEFAULT_OUT) / f"drill-{utc_stamp()}"
-    total, done = len(faults), 0
+    number = count(1)
 
     def told(row: DrillRow) -> None:
-        nonlocal done
-        done += 1
         word = "good" if row.ok else "FAILED: " + "; ".join(row.problems)
         took = "" if row.seconds is None else f" {row.seconds:.2f} s"
-        console.progress(f"[{done}/{total}] {row.fault}{took} {word}")
+        console.progress(f"[{next(number)}/{len(faults)}] {row.fault}{took} {word}")
 
     with stop_on_signals(StopRequest()) as stop:
         report = run_drill(faults, out.resolve(), stop=stop, on_row=told)

@@ -147,7 +147,7 @@ def test_every_value_names_its_default_and_its_unit(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_two_examples_that_its_parser_takes(name: str) -> None:
     command = COMMANDS[name]
-    lines = example_words(command.epilog)
+    lines = example_words(command.parser().epilog)
     assert len(lines) >= 2
     for word, *words in lines:
         assert word == name

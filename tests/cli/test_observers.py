@@ -135,17 +135,14 @@ def test_nothing_that_a_trainer_says_is_a_command(text: str) -> None:
     assert harmless("rate: 5::6 [x]") == "rate: 5::6 [x]"
 
 
-def test_summary_and_outputs_are_appended(tmp_path: Path) -> None:
+def test_summary_and_outputs_are_appended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out, record = io.StringIO(), samples.no_go()
     summary, outputs = tmp_path / "summary.md", tmp_path / "outputs"
     summary.write_text("of a step before\n")
-    tell_github(
-        LogConsole(Console(stdout=out, stderr=io.StringIO())),
-        record,
-        tmp_path / "run",
-        exit_code=1,
-        variables={"GITHUB_STEP_SUMMARY": str(summary), "GITHUB_OUTPUT": str(outputs)},
-    )
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_OUTPUT", str(outputs))
+    console = LogConsole(Console(stdout=out, stderr=io.StringIO()))
+    tell_github(console, record, tmp_path / "run", exit_code=1)
     assert out.getvalue() == render(record, "github")
     assert summary.read_text() == "of a step before\n" + render(record, "md")
     assert outputs.read_text().splitlines() == [

@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,6 @@ class JsonObserver(RunView):
         self._say(_told(events.PhaseFinished, record, phase=record.name))
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:
-        self.run_root = run_root
         fingerprint = fingerprint_of(record)
         self._say(_told(events.RunFinished, record, run_root=run_root, fingerprint=fingerprint))
 
@@ -147,14 +146,7 @@ def _of(
     return _told(kind, source, phase=launch.phase, launch=launch.name, **fields)
 
 
-def tell_github(
-    console: LogConsole,
-    record: RunRecord,
-    folder: Path,
-    *,
-    exit_code: int,
-    variables: Mapping[str, str] = os.environ,
-) -> None:
+def tell_github(console: LogConsole, record: RunRecord, folder: Path, *, exit_code: int) -> None:
     """Annotations on stdout; the step's summary and outputs where GitHub says to put them.
 
     A file that cannot be written is said, and changes nothing of the verdict.
@@ -168,12 +160,12 @@ def tell_github(
         "report": str(folder / report_files()["md"]),
     }
     text = "".join(f"{name}={' '.join(value.split())}\n" for name, value in outputs.items())
-    _append(console, variables, _OUTPUT, text)
-    _append(console, variables, _SUMMARY, render(record, "md"))
+    _append(console, _OUTPUT, text)
+    _append(console, _SUMMARY, render(record, "md"))
 
 
-def _append(console: Console, variables: Mapping[str, str], name: str, text: str) -> None:
-    path = variables.get(name)
+def _append(console: Console, name: str, text: str) -> None:
+    path = os.environ.get(name)
     if not path:
         return
     try:

@@ -179,8 +179,8 @@ class TextObserver(RunView):
 
     def run_finished(self, record: RunRecord, run_root: str) -> None:
         """Stop drawing; the summary follows on stdout."""
+        del run_root
         self._hide()
-        self.run_root = run_root
         if record.interrupted:
             self._console.progress(f"{_INDENT}interrupted; no process of the run is left")
 
