@@ -169,6 +169,8 @@ def read_own_log(
         return None, ()
     in_file = trainer.log.path != CONSOLE
     frame = _frame(rows, arrived.frame, trainer.tokens(ranks), in_file=in_file)
+    if frame.empty:
+        return None, ()
     problems = [f"{times.name}: {text}" for text in arrived.problems]
     if reader.odd_steps:
         odd = ", ".join(f"{step:g}" for step in reader.odd_steps[:3])
@@ -214,36 +216,28 @@ def _frame(
     # A console's rows may be drawn over.
     missing = _missing_rows(steps - before, usual) if in_file else np.zeros(len(steps))
     pace = np.array([_told_s(row, tokens) for row in rows])
-    told, as_mean = pace * (steps - before), np.diff(pace * steps, prepend=np.nan)
-    counts, clock = arrivals["rows"].to_numpy(), arrivals["mono"].to_numpy(dtype=float)
-    found: dict[str, list[float]] = {}
-    for place in range(1, len(counts)):
-        begin, end = counts[place - 1], min(counts[place], len(rows))
-        if end <= begin:
-            continue
-        part = rows[begin:end]
-        many = steps[end - 1] - before[begin]
-        said = {
-            "step": steps[end - 1],
-            "steps": many,
-            "tokens": many * tokens,
-            "dt_s": clock[place] - clock[place - 1],
-            "told_s": float(told[begin:end].sum()),
-            "told_as_mean_s": float(as_mean[begin:end].sum()),
-            "missing": float(missing[begin:end].sum()),
-            "bad_norms": sum(not math.isfinite(row.get("grad_norm", 0.0)) for row in part),
-            "zeros": sum(row["loss"] == 0 for row in part),
-            "mono": clock[place],
-            "ts": float(arrivals["ts"].iloc[place]),
-            **{
-                name: float(np.mean([row.get(name, np.nan) for row in part]))
-                for name in ("loss", "lr", "grad_norm")
-            },
-        }
-        for name, value in said.items():
-            found.setdefault(name, []).append(value)
+    summed = {
+        "steps": steps - before,
+        "told_s": pace * (steps - before),
+        "told_as_mean_s": np.diff(pace * steps, prepend=np.nan),
+        "missing": missing,
+        "bad_norms": [not math.isfinite(row.get("grad_norm", 0.0)) for row in rows],
+        "zeros": [row["loss"] == 0 for row in rows],
+    }
+    means = {name: [row.get(name, np.nan) for row in rows] for name in ("loss", "lr", "grad_norm")}
+    ends = np.minimum(arrivals["rows"].to_numpy(), len(rows))
+    came = np.flatnonzero(np.diff(ends) > 0) + 1
+    parts = [slice(ends[place - 1], ends[place]) for place in came]
+    found = {name: [np.sum(of[part]) for part in parts] for name, of in summed.items()}
+    found |= {name: [np.mean(of[part]) for part in parts] for name, of in means.items()}
+    frame = pd.DataFrame(found).assign(
+        step=steps[ends[came] - 1],
+        dt_s=arrivals["mono"].diff().iloc[came].to_numpy(),
+        **{name: arrivals[name].iloc[came].to_numpy() for name in ("mono", "ts")},
+    )
+    frame["tokens"] = frame["steps"] * tokens
     whole = ("step", "steps", "missing", "bad_norms", "zeros")
-    frame = pd.DataFrame(found).astype(dict.fromkeys(whole, "int64"))
+    frame = frame.astype(dict.fromkeys(whole, "int64"))
     return frame.assign(toks_per_s=frame["tokens"] / frame["dt_s"])
 
 
