@@ -123,11 +123,10 @@ def _setting_problems(profile: Profile) -> list[str]:
         place = f"phases.{name}"
         added = settings.variables
         # A phase's variables are judged beside the profile's, which a launch sets too.
-        known = set(problems)
         problems += [
             f"{place}.env.{text}"
             for text in (variable_problems(own | added) if added else [])
-            if f"env.{text}" not in known
+            if f"env.{text}" not in problems
         ]
         overrides = override_problems(settings.config_overrides)
         problems += [f"{place}.config_overrides.{text}" for text in overrides]
@@ -229,7 +228,8 @@ def seen_as(names: Sequence[str], generations: Sequence[int | None]) -> str | No
 def _machine(name: str, key: str, count: int, link: str) -> dict[str, Any]:
     card, parts = cards()[key], _parts()
     generation = int(link[4:]) if link.startswith("pcie") else None
-    document = merged(with_preset(parts["every"], "gpu.yaml"), _of_card(name, card, count, link))
+    shared = with_preset(parts["every"], "gpu.yaml")
+    document = merged(shared, _of_card(name, card, count, generation))
     fitting = ["one"] if count == 1 else [link[:4] if generation else link, link]
     fitting += ["pcie_shared"] if generation and count > 2 else []
     left_out: list[str] = []
@@ -259,9 +259,8 @@ def _parts() -> Mapping[str, Any]:
     return read_mapping("profile", data_path("configs") / "machines" / "gpu.yaml")
 
 
-def _of_card(name: str, card: Card, count: int, link: str) -> dict[str, Any]:
+def _of_card(name: str, card: Card, count: int, generation: int | None) -> dict[str, Any]:
     """What follows from the data sheet, the number of cards and their link."""
-    generation = int(link[4:]) if link.startswith("pcie") else None
     how = f"PCIe generation {generation}" if generation else "NVLink"
     floor = card.mfu_floor[count > 1]
     document = {

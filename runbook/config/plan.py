@@ -7,7 +7,6 @@ is launched, what it is held against, and what a GO needs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -199,9 +198,12 @@ def with_plan(
     """
     standard = registry.standard_phases()
     names = [name for one in plan.phases for name in (standard if one == _ALL else [one])]
-    settings = partial(_settings, chosen=chosen or {}, go=go)
+    by = f"chosen in {go.partition(':')[0]}"
+    env = {name: Sourced(value=value, source=by) for name, value in (chosen or {}).items()}
     made = {
-        name: settings(order, one) for order, (name, one) in enumerate(plan.phases.items()) if one
+        name: _settings(order, one, env)
+        for order, (name, one) in enumerate(plan.phases.items())
+        if one
     }
     note = PlanNote(
         name=plan.name,
@@ -225,11 +227,11 @@ def with_plan(
             f"plan {plan.name}: phases run in the order {', '.join(order)}",
             hint="write them so: installed phases first, in their running order",
         )
-    changed = changed.model_copy(update={"required": _required(profile, changed, names)})
+    changed = changed.model_copy(update={"required": _required(changed, names)})
     return load_profile_document(changed.model_dump(mode="json"), where=f"plan {plan.name}")
 
 
-def _required(before: Profile, profile: Profile, names: list[str]) -> tuple[str, ...]:
+def _required(profile: Profile, names: list[str]) -> tuple[str, ...]:
     """What a GO needs: of installed phases what the profile says, of made ones their checks."""
     table = registry.phases_of(profile.phases)
     found: list[str] = []
@@ -238,25 +240,15 @@ def _required(before: Profile, profile: Profile, names: list[str]) -> tuple[str,
         if isinstance(phase, Made):
             found += phase.needed(profile)
         else:
-            found += [check for check in before.required if check.partition(".")[0] == name]
+            found += [check for check in profile.required if check.partition(".")[0] == name]
     return tuple(found)
 
 
-def _settings(
-    order: int, one: PlannedPhase, *, chosen: Mapping[str, str], go: str
-) -> PhaseSettings:
+def _settings(order: int, one: PlannedPhase, chosen: Mapping[str, Sourced]) -> PhaseSettings:
     """The phase's settings in the profile; what an accepted run chose is part of them."""
-    by = f"chosen in {go.partition(':')[0]}"
-    stage = {name: getattr(one, name) for name in Stage.model_fields} | {"order": order}
-    return PhaseSettings(
-        steps=one.steps,
-        timeout_s=one.timeout_s,
-        typical_s=one.typical_s,
-        env={**{name: Sourced(value=v, source=by) for name, v in chosen.items()}, **one.env},
-        config_overrides=one.config_overrides,
-        source=one.source,
-        stage=Stage(**stage),
-    )
+    said = {name: getattr(one, name) for name in PlannedPhase.model_fields}
+    stage = {name: said.pop(name) for name in Stage.model_fields} | {"order": order}
+    return PhaseSettings(**said | {"env": {**chosen, **one.env}}, stage=Stage(**stage))
 
 
 def needing_go(profile: Profile, names: Iterable[str]) -> list[str]:

@@ -85,10 +85,7 @@ def config_keys() -> dict[str, Any]:
     for section, owner in TrainerConfig.model_fields.items():
         model = cast("type[BaseModel]", owner.annotation)
         for name, info in model.model_fields.items():
-            kind: Any = info.annotation
-            for rule in info.metadata:
-                kind = Annotated[kind, rule]
-            keys[f"{section}.{name}"] = kind
+            keys[f"{section}.{name}"] = Annotated[info.annotation, info]
     return keys
 
 
@@ -119,8 +116,8 @@ def parse_settings(pairs: Sequence[str]) -> Settings:
             overrides[name] = scalar(value)
         else:
             problems.append(_unknown(name, keys))
-    problems += _typed([*_nccl_problems(toggles), *_toggle_problems(toggles)])
-    problems += _typed(override_problems(overrides))
+    wrong = [*_nccl_problems(toggles), *_toggle_problems(toggles), *override_problems(overrides)]
+    problems += [f"--set {problem}" for problem in wrong]
     if problems:
         raise UsageError(problems)
     return Settings(toggles=toggles, config_overrides=overrides, config=config)
@@ -202,10 +199,6 @@ def override_problems(values: Mapping[str, Scalar]) -> list[str]:
         for name, value in values.items()
     ]
     return [*_broken_lines(values), *filter(None, problems)]
-
-
-def _typed(problems: Iterable[str]) -> list[str]:
-    return [f"--set {problem}" for problem in problems if problem]
 
 
 def _unknown(name: str, keys: Mapping[str, Any]) -> str:

@@ -165,15 +165,9 @@ class Setup:
         known = dict.fromkeys(names, f"profile {self.profile.name}")
         return known | dict(self.settings.sources)
 
-    @property
-    def given(self) -> dict[str, str]:
-        """What a person gave for this run, as text by name."""
-        return self.settings.texts()
-
     def profile_document(self) -> dict[str, Any]:
         """The profile with nothing left to look up."""
-        document: dict[str, Any] = self.profile.model_dump(mode="json")
-        return document
+        return self.profile.model_dump(mode="json")
 
     def profile_sha256(self) -> str:
         """The digest of that document."""

@@ -274,7 +274,7 @@ def _skeleton(setup: Setup, run_id: str) -> RunRecord:
         started_at=utc_text(),
         finished_at=None,
         command=options.command,
-        settings=setup.given,
+        settings=setup.settings.texts(),
         sources=setup.sources,
         config_before=config_before(setup),
         options=options.document(),

@@ -6,9 +6,8 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from nsa.contract import GIT_PLACES
@@ -34,7 +33,6 @@ class GitState:
     of the branch's `upstream` that HEAD lacks, as of the last fetch; None without an upstream.
     """
 
-    checkout: Path
     branch: str | None
     sha: str | None
     status: str
@@ -120,7 +118,6 @@ def read_git(checkout: Path) -> GitState:
     behind = _git(checkout, "rev-list", "--count", "HEAD..@{upstream}")
     results = [result for result in (sha, status, diff) if result is not None]
     return GitState(
-        checkout=checkout,
         # A detached HEAD has no branch; that is a state, not an error.
         branch=branch.stdout.strip() if branch.ok else None,
         sha=sha.stdout.strip() if sha.ok else None,
@@ -129,7 +126,7 @@ def read_git(checkout: Path) -> GitState:
         # Most checkouts in CI have no upstream, and nothing is fetched here: only told.
         upstream=upstream.stdout.strip() if upstream.ok else None,
         behind=int(behind.stdout) if behind.ok else None,
-        unseen=tuple(find_unseen(checkout, partial(_git, checkout))),
+        unseen=tuple(_find_unseen(checkout)),
         problems=tuple(result.problem for result in results if not result.ok),
     )
 
@@ -169,37 +166,33 @@ class Unseen:
         return f"{self.path} {self.why}, which git does not show"
 
 
-def find_unseen(checkout: Path, git: Callable[..., ToolResult]) -> list[Unseen]:
+def _find_unseen(checkout: Path) -> list[Unseen]:
     """What differs from HEAD, or can be imported, and git does not show; sorted by path.
 
-    `git` runs one git command in the checkout. Modules are looked for beside the checkout's
-    packages and in its top folder. Empty where there is no commit.
+    Modules are looked for beside the checkout's packages and in its top folder. Empty where there
+    is no commit.
     """
-    entries = (line.partition("\t") for line in _items(git("ls-tree", "-rz", "HEAD")))
+    entries = (line.partition("\t") for line in _items(checkout, "ls-tree", "-rz", "HEAD"))
     tracked = {path: entry.split(" ") for entry, _, path in entries}
     if not tracked:
         return []
-    shown = set(_items(git("diff", "HEAD", "--no-ext-diff", "--name-only", "-z")))
-    shown |= set(_items(git("ls-files", "--others", "--exclude-standard", "-z")))
+    shown = set(_items(checkout, "diff", "HEAD", "--no-ext-diff", "--name-only", "-z"))
+    shown |= set(_items(checkout, "ls-files", "--others", "--exclude-standard", "-z"))
     found = [
-        *_changed(checkout, tracked, shown, git),
+        *_changed(checkout, tracked, shown),
         *_beside(checkout, tracked, shown),
         *_caches(checkout, tracked),
     ]
     return sorted(found, key=lambda one: one.path)
 
 
-def _items(answer: ToolResult) -> list[str]:
+def _items(checkout: Path, *arguments: str) -> list[str]:
+    answer = _git(checkout, *arguments)
     return [item for item in answer.stdout.split("\0") if item] if answer.ok else []
 
 
-def _changed(
-    checkout: Path,
-    tracked: Mapping[str, list[str]],
-    shown: set[str],
-    git: Callable[..., ToolResult],
-) -> Iterator[Unseen]:
-    sparse = git("config", "--type=bool", "core.sparseCheckout").stdout.strip() == "true"
+def _changed(checkout: Path, tracked: Mapping[str, list[str]], shown: set[str]) -> Iterator[Unseen]:
+    sparse = _git(checkout, "config", "--type=bool", "core.sparseCheckout").stdout.strip() == "true"
     for name, (mode, _, blob) in tracked.items():
         if name in shown or mode not in (_LINK, *_FILE):
             continue
@@ -209,7 +202,7 @@ def _changed(
             # A sparse checkout lacks what nobody asked for.
             if not sparse or os.path.lexists(path):
                 yield Unseen(path=name, why="is gone or of another kind", sha256="")
-        elif not _is_stored(content, git, blob):
+        elif not _is_stored(content, checkout, blob):
             yield _unseen(name, "differs from the commit", content)
 
 
@@ -223,7 +216,7 @@ def _content(path: Path, mode: str) -> bytes | None:
         return None
 
 
-def _is_stored(content: bytes, git: Callable[..., ToolResult], blob: str) -> bool:
+def _is_stored(content: bytes, checkout: Path, blob: str) -> bool:
     """Is this the content of that name in git, or stored otherwise by a common rule?
 
     Such as its line ends, or in another place.
@@ -231,7 +224,7 @@ def _is_stored(content: bytes, git: Callable[..., ToolResult], blob: str) -> boo
     new = hashlib.sha256 if len(blob) == 64 else hashlib.sha1
     if new(b"blob %d\0" % len(content) + content).hexdigest() == blob:
         return True
-    stored = git("cat-file", "blob", blob)
+    stored = _git(checkout, "cat-file", "blob", blob)
     text = content.decode("utf-8", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
     return stored.ok and (stored.stdout.startswith(_LFS) or stored.stdout == text)
 

@@ -21,7 +21,7 @@ from runbook.config.settings import environment_notes, environment_problems
 from runbook.errors import listed
 from runbook.folder.facts import finish, recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
-from runbook.machine.gpu import find_nvidia_smi, visible_gpus
+from runbook.machine.gpu import cards, find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.cards import GpuState, NvidiaSmi, parse_topology, read_nvidia_smi
 from runbook.machine.host import DEFAULT_RENDEZVOUS_PORT, Seen, TorchFacts, ask_torch, find_trainers
 from runbook.machine.identity import package_folders
@@ -34,6 +34,7 @@ _COLLECT_ENV = "collect_env.txt"
 _SHA = "git_sha.txt"
 _STATUS = "git_status.txt"
 _DIFF = "git_diff.patch"
+_Value = str | float | bool | None
 
 
 def collect_preflight(
@@ -67,14 +68,14 @@ def collect_preflight(
     drafts += _host_drafts(run_root)
     drafts += load_drafts()
     drafts += _process_drafts(find_trainers(trainer=trainer))
-    drafts += _variable_drafts(uses_nccl=bool(answers.cuda_available))
+    drafts.append(_variables(uses_nccl=bool(answers.cuda_available)))
     drafts += [] if needs is None else [_fact("needs.missing", *map(redact_text, needs))]
     _write_host(run_root, drafts)
     return finish(drafts, run_root)
 
 
-def _fact(name: str, value: str | float | bool | None, note: str = "", *, unit: str = "") -> Fact:
-    return Fact(name=name, value=value, unit=unit, path=_HOST, note=note)
+def _fact(name: str, value: _Value, note: str = "", *, unit: str = "", path: str = _HOST) -> Fact:
+    return Fact(name=name, value=value, unit=unit, path=path, note=note)
 
 
 def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
@@ -84,7 +85,7 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
         for name in (_SHA, _STATUS, _DIFF):
             _write(run_root / name, "")
         return [
-            Fact(name=f"git.{key}", value=None, path=_SHA, note=note)
+            _fact(f"git.{key}", None, note, path=_SHA)
             for key in ("branch", "behind", "sha", "dirty", "diff_sha256")
         ]
     state = git.read_git(checkout)
@@ -104,9 +105,9 @@ def _git_drafts(run_root: Path, expected_branch: str | None) -> list[Fact]:
     return [
         _fact("git.branch", state.branch, ", ".join(branch_notes)),
         _fact("git.behind", state.behind, upstream, unit="commits"),
-        Fact(name="git.sha", value=state.sha, path=_SHA, note=where),
-        Fact(name="git.dirty", value=bool(changed), path=_STATUS, note=dirt),
-        Fact(name="git.diff_sha256", value=state.diff_sha256, path=_DIFF, note=digest),
+        _fact("git.sha", state.sha, where, path=_SHA),
+        _fact("git.dirty", bool(changed), dirt, path=_STATUS),
+        _fact("git.diff_sha256", state.diff_sha256, digest, path=_DIFF),
     ]
 
 
@@ -130,8 +131,8 @@ def _torch_drafts(run_root: Path, answers: TorchFacts) -> list[Fact]:
     without = note or ("" if answers.cuda else "this torch was built without CUDA")
     return [
         _fact("trainer.imports", answers.trainer_imports, redact_text(answers.trainer_error)),
-        *(Fact(name=n, value=value, path=_COLLECT_ENV, note=note) for n, value in torch.items()),
-        Fact(name="torch.cuda", value=answers.cuda, path=_COLLECT_ENV, note=without),
+        *(_fact(name, value, note, path=_COLLECT_ENV) for name, value in torch.items()),
+        _fact("torch.cuda", answers.cuda, without, path=_COLLECT_ENV),
         _fact("torch.nccl", answers.nccl, note or ("" if answers.nccl else "torch sees no GPU")),
     ]
 
@@ -167,13 +168,11 @@ def _process_drafts(processes: Sequence[Seen]) -> list[Fact]:
     return drafts
 
 
-def _variable_drafts(*, uses_nccl: bool) -> list[Fact]:
+def _variables(*, uses_nccl: bool) -> Fact:
     problems = environment_problems(os.environ, uses_nccl=uses_nccl)
     notes = environment_notes(os.environ, uses_nccl=uses_nccl)
     told = "; ".join(f"{name}={os.environ[name]}: {note}" for name, note in notes.items())
-    return [
-        _fact("env.problems", redact_text("; ".join(problems)), redact_text(told)),
-    ]
+    return _fact("env.problems", redact_text("; ".join(problems)), redact_text(told))
 
 
 def _package_drafts() -> list[Fact]:
@@ -224,7 +223,9 @@ def load_drafts(root: Path = Path("/")) -> list[Fact]:
 _XML = "nvidia_smi.xml"
 _TOPOLOGY = "nvidia_topo.txt"
 _SMI_WITHIN_S = 60.0
-_Read = Callable[[str, NvidiaSmi], Fact]
+# A value and a note, as the visible GPUs give them.
+_Told = tuple[_Value, str]
+_Read = Callable[[NvidiaSmi], _Told]
 _UNITS = {"gpu.memory_used_mib": "MiB", "gpu.memory_total_mib": "MiB"}
 
 
@@ -262,11 +263,9 @@ def collect_gpus(
 
 def no_gpu_drafts(note: str, *, file: str, torch_count: int | None) -> list[Fact]:
     """The same facts without values; the count is torch's, if torch could be asked."""
-    drafts = [Fact(name=name, value=None, path=file, note=note) for name in ("gpu.count", *_FACTS)]
-    if torch_count is not None:
-        counted = f"{note}; torch's own count"
-        drafts[0] = Fact(name="gpu.count", value=torch_count, path=file, note=counted)
-    return drafts
+    counted = note if torch_count is None else f"{note}; torch's own count"
+    count = _fact("gpu.count", torch_count, counted, path=file)
+    return [count, *(_fact(name, None, note, path=file) for name in _FACTS)]
 
 
 def gpu_drafts(
@@ -283,99 +282,93 @@ def gpu_drafts(
     """
     shown = smi.gpus if visible is None else tuple(visible)
     indices = ", ".join(str(gpu.index) for gpu in shown) or "none"
-    hidden = len(shown) < len(smi.gpus)
-    why = (
-        f"GPU {indices} of {len(smi.gpus)}, {chosen_by or 'all that torch sees'}" if hidden else ""
-    )
-    told = {
-        "gpu.installed": _gpu_fact("gpu.installed", len(smi.gpus)),
+    why = f"GPU {indices} of {len(smi.gpus)}, {chosen_by or 'all that torch sees'}"
+    told: dict[str, _Told] = {
+        "gpu.installed": (len(smi.gpus), ""),
         "gpu.nvlink": _nvlink([gpu.index for gpu in shown], links, topology_problem),
     }
     seen = replace(smi, gpus=shown)
-    told |= {name: read(name, seen) for name, read in _FACTS.items() if read is not None}
-    return [_gpu_fact("gpu.count", len(shown), note=why), *(told[name] for name in _FACTS)]
-
-
-def _gpu_fact(name: str, value: str | float | bool | None, *, note: str = "") -> Fact:
-    if value is None and not note:
-        note = "nvidia-smi does not say"
-    return Fact(name=name, value=value, unit=_UNITS.get(name, ""), path=_XML, note=note)
+    told |= {name: read(seen) for name, read in _FACTS.items() if read is not None}
+    drafts = [_fact("gpu.count", len(shown), why if len(shown) < len(smi.gpus) else "", path=_XML)]
+    for name in _FACTS:
+        value, note = told[name]
+        note = note or ("nvidia-smi does not say" if value is None else "")
+        path = _TOPOLOGY if name == "gpu.nvlink" else _XML
+        drafts.append(_fact(name, value, note, unit=_UNITS.get(name, ""), path=path))
+    return drafts
 
 
 def _worst(
     read: Callable[[GpuState], float | None], worst: Callable[[list[float]], float]
 ) -> _Read:
-    def draft(name: str, smi: NvidiaSmi) -> Fact:
+    def told(smi: NvidiaSmi) -> _Told:
         values = {gpu.index: read(gpu) for gpu in smi.gpus}
         known = [value for value in values.values() if value is not None]
         if len(known) < len(values) or not known:
             silent = ", ".join(str(index) for index, value in values.items() if value is None)
-            return _gpu_fact(name, None, note=f"nvidia-smi does not say for GPU {silent or '-'}")
+            return None, f"nvidia-smi does not say for GPU {silent or '-'}"
         note = ", ".join(f"GPU {index}: {value:g}" for index, value in values.items() if value)
-        return _gpu_fact(name, worst(known), note=note if len(set(known)) > 1 else "")
+        return worst(known), note if len(set(known)) > 1 else ""
 
-    return draft
+    return told
 
 
 def _any(read: Callable[[GpuState], float | None]) -> _Read:
-    def draft(name: str, smi: NvidiaSmi) -> Fact:
+    def told(smi: NvidiaSmi) -> _Told:
         values = {gpu.index: read(gpu) for gpu in smi.gpus}
         if yes := [str(index) for index, value in values.items() if value]:
-            return _gpu_fact(name, True, note=f"GPU {', '.join(yes)}")
-        return _gpu_fact(name, None if not values or None in values.values() else False)
+            return True, f"GPU {', '.join(yes)}"
+        return (None if not values or None in values.values() else False), ""
 
-    return draft
+    return told
 
 
-def _processes(name: str, smi: NvidiaSmi) -> Fact:
-    busy = [(gpu, process) for gpu in smi.gpus for process in gpu.compute_processes]
+def _processes(smi: NvidiaSmi) -> _Told:
+    """Those that compute; a desktop's graphics alone do not make a GPU busy."""
+    busy = [(gpu, one) for gpu in smi.gpus for one in gpu.processes if "C" in one.kind]
     note = "; ".join(
         f"GPU {gpu.index}: pid {process.pid} {process.name}"
         + (f" {process.used_mib:g} MiB" if process.used_mib is not None else "")
         for gpu, process in busy
     )
-    return _gpu_fact(name, len(busy), note=redact_text(note))
+    return len(busy), redact_text(note)
 
 
-def _reasons(read: Callable[[GpuState], tuple[str, ...]]) -> _Read:
-    def draft(name: str, smi: NvidiaSmi) -> Fact:
-        found = [f"GPU {gpu.index}: {', '.join(read(gpu))}" for gpu in smi.gpus if read(gpu)]
-        return _gpu_fact(name, "; ".join(found))
+def _held_back(reasons: Mapping[str, str]) -> _Read:
+    def told(smi: NvidiaSmi) -> _Told:
+        found = {gpu.index: ", ".join(gpu.held_back_by(reasons)) for gpu in smi.gpus}
+        return "; ".join(f"GPU {index}: {words}" for index, words in found.items() if words), ""
 
-    return draft
+    return told
 
 
-def _power_limit(name: str, smi: NvidiaSmi) -> Fact:
+def _power_limit(smi: NvidiaSmi) -> _Told:
     """Of the GPU that is held down most: its power limit over the one that it is sold with."""
     shares, told = [], []
     for gpu in smi.gpus:
         limit, default = gpu.power["limit_w"], gpu.power["default_w"]
         if not limit or not default:
-            return _gpu_fact(name, None, note=f"nvidia-smi does not say for GPU {gpu.index}")
+            return None, f"nvidia-smi does not say for GPU {gpu.index}"
         shares.append(limit / default)
         told.append(f"GPU {gpu.index}: {limit:g} of {default:g} W")
-    return _gpu_fact(name, min(shares, default=None), note="; ".join(told))
+    return min(shares, default=None), "; ".join(told)
 
 
-def _nvlink(shown: Sequence[int], every: Mapping[tuple[int, int], str], problem: str) -> Fact:
+def _nvlink(shown: Sequence[int], every: Mapping[tuple[int, int], str], problem: str) -> _Told:
     links = {pair: link for pair, link in every.items() if set(pair) <= set(shown)}
     if len(shown) < 2:
-        value, note = False, "one GPU: no link between GPUs"
-    elif problem or not links:
-        value, note = None, problem or "nvidia-smi topo -m lists no pair of GPUs"
-    else:
-        value = any(link.startswith("NV") for link in links.values())
-        note = ", ".join(f"GPU{a}-GPU{b} {link}" for (a, b), link in sorted(links.items()))
-    return Fact(name="gpu.nvlink", value=value, path=_TOPOLOGY, note=note)
+        return False, "one GPU: no link between GPUs"
+    if problem or not links:
+        return None, problem or "nvidia-smi topo -m lists no pair of GPUs"
+    note = ", ".join(f"GPU{a}-GPU{b} {link}" for (a, b), link in sorted(links.items()))
+    return any(link.startswith("NV") for link in links.values()), note
 
 
 # In the order of the record; None stands for what other files or all GPUs tell.
 _FACTS: dict[str, _Read | None] = {
     "gpu.installed": None,
-    "gpu.names": lambda name, smi: _gpu_fact(name, ", ".join(gpu.name for gpu in smi.gpus)),
-    "gpu.driver": lambda name, smi: _gpu_fact(
-        name, smi.driver, note=f"CUDA {smi.cuda}" if smi.cuda else ""
-    ),
+    "gpu.names": lambda smi: (", ".join(gpu.name for gpu in smi.gpus), ""),
+    "gpu.driver": lambda smi: (smi.driver, f"CUDA {smi.cuda}" if smi.cuda else ""),
     "gpu.pcie_gen": _worst(lambda gpu: gpu.link["gen"], min),
     "gpu.pcie_gen_max": _worst(lambda gpu: gpu.link["gen_max"], min),
     "gpu.pcie_width": _worst(lambda gpu: gpu.link["width"], min),
@@ -386,8 +379,8 @@ _FACTS: dict[str, _Read | None] = {
     "gpu.ecc_uncorrected": _worst(lambda gpu: gpu.counters["ecc_uncorrected_volatile"], max),
     "gpu.remap_pending": _any(lambda gpu: gpu.counters["remap_pending"]),
     "gpu.remap_failure": _any(lambda gpu: gpu.counters["remap_failure"]),
-    "gpu.throttle": _reasons(lambda gpu: gpu.throttle),
-    "gpu.caps": _reasons(lambda gpu: gpu.caps),
+    "gpu.throttle": _held_back(cards.THROTTLES),
+    "gpu.caps": _held_back(cards.CAPS),
     "gpu.power_limit": _power_limit,
     "gpu.mig": _any(lambda gpu: gpu.mig),
 }

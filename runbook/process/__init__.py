@@ -7,6 +7,7 @@ was started by a launch.
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -85,28 +86,30 @@ def run_tool(
     }
     environment |= variables
     try:
-        process = start(
+        process = subprocess.Popen(
             argv,
-            environment,
+            env=environment,
+            cwd=cwd,
             stdin=subprocess.PIPE if given else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            cwd=cwd,
+            encoding="utf-8",
+            errors=errors,
+            start_new_session=True,
         )
     except OSError as error:
         return ToolResult(stdout="", stderr="", problem=f"{argv[0]}: {error.strerror or error}")
     try:
-        said = process.communicate(given.encode() or None, timeout=timeout_s)
+        stdout, stderr = process.communicate(given or None, timeout=timeout_s)
     except subprocess.TimeoutExpired:
         left = _gave_up(process)
         problem = f"{argv[0]}: no answer within {timeout_s:g} s"
         problem += "" if left else ", and it does not end"
-        stdout, stderr = (_text(data, errors) for data in left or (b"", b""))
+        stdout, stderr = left or ("", "")
         return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
     except BaseException:
         _gave_up(process)
         raise
-    stdout, stderr = (_text(data, errors) for data in said)
     problem, code = "", process.returncode
     if code:
         lines = [line.strip() for line in stderr.splitlines() if line.strip()]
@@ -114,7 +117,7 @@ def run_tool(
     return ToolResult(stdout=stdout, stderr=stderr, problem=problem)
 
 
-def _gave_up(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes] | None:
+def _gave_up(process: subprocess.Popen[str]) -> tuple[str, str] | None:
     """Kill the tool's session and return what it said; None for one that hangs in a driver.
 
     Such a one cannot be killed, and is not waited for.
@@ -129,11 +132,6 @@ def _gave_up(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes] | None:
                 stream.close()
         process.poll()
         return None
-
-
-def _text(data: bytes, errors: str) -> str:
-    """What was printed, with the line ends of this system."""
-    return data.decode("utf-8", errors).replace("\r\n", "\n").replace("\r", "\n")
 
 
 # Longer than `kill_all` tries; it takes milliseconds unless something hangs in the kernel.
@@ -328,13 +326,13 @@ def exit_code_of(pid: int) -> int | None:
 def oom_kills(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
     """The `oom_kill` counter of the group that this process is in; None if it cannot be read."""
     files = _group_files("memory", "memory.events", "memory.oom_control", root, membership)
-    return next((count for file in files if (count := _counter(file)) is not None), None)
+    return next((n for file in files for n in _numbers(file, r"^oom_kill (\d+)$")), None)
 
 
 def group_tasks(root: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> int | None:
     """How many processes and threads the groups of this process may have; None for any number."""
     files = _group_files("pids", "pids.max", "pids.max", root, membership)
-    return min((limit for file in files if (limit := _whole(file)) is not None), default=None)
+    return min((n for file in files for n in _numbers(file, r"^(\d+)$")), default=None)
 
 
 def _group_files(
@@ -360,16 +358,10 @@ def _group_files(
                 yield place / (own if controllers else unified)
 
 
-def _whole(path: Path) -> int | None:
+def _numbers(path: Path, line: str) -> list[int]:
+    """The number in each line of a file that is like this; none where it cannot be read."""
     try:
-        return int(path.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def _counter(path: Path) -> int | None:
-    try:
-        fields = dict(line.split()[:2] for line in path.read_text("utf-8").splitlines() if line)
-        return int(fields["oom_kill"])
-    except (OSError, KeyError, ValueError):
-        return None
+        found = re.findall(line, path.read_text("utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [int(digits) for digits in found]

@@ -46,7 +46,7 @@ def test_record_report_and_rerun_keep_them_with_their_source(
     line = record.invocation.line(["baseline"])
     assert "--set NSA_OPT_FUSED=1" in line and "--set NCCL_NET_GDR_LEVEL=2" in line
     again = setup_of_record(record, profile=setup.profile)
-    assert (again.given, again.settings.sources) == (record.settings, record.given_by)
+    assert (again.settings.texts(), again.settings.sources) == (record.settings, record.given_by)
 
     monkeypatch.setenv("NSA_OPT_FUSED", "0")
     monkeypatch.setenv("NSA_ACCUM", "2")

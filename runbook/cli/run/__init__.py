@@ -129,7 +129,7 @@ def _tell_settings(args: argparse.Namespace, console: Console) -> list[str]:
         console.error("this run keeps the variables that it began with, whatever this shell has")
         return []
     setup = args.setup
-    settings = told(setup.given, setup.sources, setup.profile.variables)
+    settings = told(setup.settings.texts(), setup.sources, setup.profile.variables)
     return [*settings, *unread(setup.profile)]
 
 

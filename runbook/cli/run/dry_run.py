@@ -204,7 +204,7 @@ def _document(
         "refused": refusals(args, needs),
         "lacks": list(needs.lacks),
         "needs": list(needs.has),
-        "settings": args.setup.given,
+        "settings": args.setup.settings.texts(),
         "sources": args.setup.sources,
         "out_dir": str(args.out),
         "phases": [

@@ -53,14 +53,14 @@ _BITS = {
     "display_clocks_setting": 0x100,
 }
 # Reasons that slow a GPU down in a way that makes its timings worthless; being idle is not one.
-_THROTTLES = {
+THROTTLES = {
     "hw_slowdown": "hardware slowdown",
     "hw_thermal_slowdown": "hardware thermal slowdown",
     "hw_power_brake_slowdown": "power brake",
     "sw_thermal_slowdown": "software thermal slowdown",
 }
 # Limits that somebody set or that the card keeps to by design, under load too: told, no fault.
-_CAPS = {"sw_power_cap": "power cap", "applications_clocks_setting": "applications clocks set"}
+CAPS = {"sw_power_cap": "power cap", "applications_clocks_setting": "applications clocks set"}
 # Told of a machine, and not before and after each launch.
 _NOT_COUNTED = ("memory_total_mib", "memory_used_mib", "processes")
 
@@ -99,24 +99,10 @@ class GpuState:
     memory_used_mib: float | None
     processes: tuple[GpuProcess, ...]
 
-    @property
-    def compute_processes(self) -> tuple[GpuProcess, ...]:
-        """Processes that compute; a desktop's graphics alone do not make a GPU busy."""
-        return tuple(process for process in self.processes if "C" in process.kind)
-
-    @property
-    def throttle(self) -> tuple[str, ...]:
-        """What slows it down, in words."""
-        return self._held_back_by(_THROTTLES)
-
-    @property
-    def caps(self) -> tuple[str, ...]:
-        """The limits that it keeps to, in words."""
-        return self._held_back_by(_CAPS)
-
-    def _held_back_by(self, reasons: Mapping[str, str]) -> tuple[str, ...]:
+    def held_back_by(self, reasons: Mapping[str, str]) -> list[str]:
+        """Those of the reasons that hold its clocks back now, in words."""
         bits = self.clock_events or 0
-        return tuple(words for name, words in reasons.items() if bits & _BITS[name])
+        return [words for name, words in reasons.items() if bits & _BITS[name]]
 
 
 @dataclass(frozen=True, kw_only=True)
