@@ -6,7 +6,7 @@ Text is made safe in Markdown: in a table's cell, at the start of a line, as cod
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -159,13 +159,16 @@ def markdown_code(value: str) -> str:
 
 def markdown_told(value: str) -> str:
     """A sentence in which what stands between backticks is code."""
-    parts = one_line(value).split("`")
-    if len(parts) % 2 == 0:  # half a code span
-        return markdown_prose(value)
-    text = "".join(
-        markdown_code(part) if place % 2 else _between(part) for place, part in enumerate(parts)
-    )
+    text = "".join(_spans(one_line(value), _between, markdown_code))
     return _BLOCK_START.sub(r"\1\\\2", text)
+
+
+def _spans(text: str, plain: Callable[[str], str], code: Callable[[str], str]) -> list[str]:
+    """The text in parts, what stands between backticks as code; all plain if one is left over."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return [plain(text)]
+    return [code(part) if place % 2 else plain(part) for place, part in enumerate(parts)]
 
 
 def _between(text: str) -> str:
@@ -184,11 +187,7 @@ def markdown_fence(value: str) -> str:
 
 def html_told(value: str) -> Markup:
     """A sentence in which what stands between backticks is code."""
-    parts = printable(value).split("`")
-    if len(parts) % 2 == 0:  # half a code span
-        return escape(printable(value))
-    tags = (Markup("<code>{}</code>") if place % 2 else Markup("{}") for place in range(len(parts)))
-    return Markup("").join(tag.format(part) for tag, part in zip(tags, parts, strict=True))
+    return Markup("").join(_spans(printable(value), escape, Markup("<code>{}</code>").format))
 
 
 def _longest_run(text: str) -> int:
