@@ -289,9 +289,9 @@ def slope_error(
     """
     draw = np.random.default_rng(seed)
     weights = draw.standard_normal((len(at), x.shape[-1]))
-    leaves = {name: tensor.detach() for name, tensor in _named(layer, x)}
+    leaves = {name: one.detach() for name, one in ((_INPUT, x), *layer.named_parameters())}
     found, blocks = _gradients(layer, leaves, at, weights, within)
-    tensors = {name: tensor.double().cpu().numpy() for name, tensor in leaves.items()}
+    tensors = {name: _array(tensor) for name, tensor in leaves.items()}
     start, gradients = (_pieces(cfg.attention, g) for g in (tensors, found))
     lengths = {name: float(np.linalg.norm(gradient)) for name, gradient in gradients.items()}
     if not all(map(math.isfinite, lengths.values())):
@@ -327,10 +327,6 @@ def slope_error(
 
 def _along(gradients: Mapping[str, Array], direction: Mapping[str, Array]) -> float:
     return sum(float((gradients[name] * direction[name]).sum()) for name in direction)
-
-
-def _named(layer: Layer, x: Tensor) -> list[tuple[str, Tensor]]:
-    return [(_INPUT, x), *layer.named_parameters()]
 
 
 def _pieces(cfg: NSAConfig, tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -386,15 +382,12 @@ def _gradients(
         own = {name: leaf for name, leaf in leaves.items() if name != _INPUT}
         out: Tensor = functional_call(layer, own, (leaves[_INPUT],))
     total = (out[0, places].double() * wanted).sum()
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
     if attention.last_blocks is None:
         raise RuntimeError("a layer keeps its blocks in every forward pass")
     blocks = attention.last_blocks.cpu().numpy()
     attention.last_gates, attention.last_blocks = kept
-    gradients = {
-        name: np.zeros(leaf.shape) if one is None else one.double().cpu().numpy()
-        for (name, leaf), one in zip(leaves.items(), found, strict=True)
-    }
+    gradients = {name: _array(one) for name, one in zip(leaves, found, strict=True)}
     # The residual stream's own share would drown what the layer adds.
     gradients[_INPUT][0, at] -= weights
     return gradients, blocks
