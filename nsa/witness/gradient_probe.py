@@ -131,12 +131,11 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     engine.optimizer.zero_grad(set_to_none=True)
     if engine.wrapped is not None and engine.wrapped.wire is not None:
         engine.wrapped.wire.take()
-    kept = float(torch.stack(seen.kept).max()) if seen.kept else None
     return {
         "loss": float(loss),
         "positions": 0 if seen.gradient is None else int(seen.gradient.ne(0).any(-1).sum()),
         "own_gradient": plain_floats(least_by_group([(p, float(v)) for p, v in seen.local])),
-        "kept": None if kept is None else or_null(kept, digits=4),
+        "kept": or_null(float(torch.stack(seen.kept).max()), digits=4) if seen.kept else None,
         **arrived,
         **clipped,
         "logit_gradient": _logit_gradient(

@@ -129,12 +129,8 @@ class OracleCheck:
         at = self._positions(self.inputs["layers.0"].shape[1])
         found: dict[str, Any] = {"row": self.row, "positions": at.tolist(), "shape": self._shape()}
         found["embedding"] = self._embedding()
-        errors: dict[str, list[float]] = {}
-        for name in self._names():
-            if name.endswith(".attention"):
-                for what, value in self._layer(name.removesuffix(".attention"), at).items():
-                    errors.setdefault(what, []).append(value)
-        found |= {what: max(values) for what, values in errors.items()}
+        layers = [self._layer(f"layers.{number}", at) for number in range(self.model.cfg.n_layers)]
+        found |= {what: max(errors[what] for errors in layers) for what in layers[0]}
         found["logits"] = self._logits()
         found["slope"] = self._slope(at)
         found["layers"] = sum(name in self.seams for name in self._chain()[1:-1])

@@ -125,8 +125,7 @@ def gap(again: Recomputed, gradient: Tensor, together: int) -> float:
     A group is `together` elements that follow each other; root mean squares, as a share of the
     ranks' own gradients. NaN where a gradient is not finite.
     """
-    wanted, size = again.gradient, again.size
-    return float(_furthest(gradient, wanted, size, together, least=again.least))
+    return float(_furthest(gradient, again.gradient, again.size, together, least=again.least))
 
 
 def bias(steps: Sequence[tuple[Recomputed, Tensor]]) -> dict[str, float]:
