@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,6 @@ ON_CPU = Sizes(
 _FILLED = 64
 # So many whole numbers before they repeat, in an all-reduce.
 _PLACES = 61
-_COPY_DIFFERS = "a copy differs from its source"
 _NAMES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
@@ -136,11 +136,8 @@ class Bench:
 
     def _memory_copy(self) -> dict[str, Any]:
         """Each byte is read once and written once."""
-        source, target = (self._bytes(self.sizes.memory_bytes, fill) for fill in (1, 0))
-        size = source.numel()
-        times = self._timed(lambda: target.copy_(source), work=2.0 * size / 1e9)
-        wrong = not torch.equal(source, target)
-        return {"bytes": size, **times, **_said(_COPY_DIFFERS if wrong else "")}
+        size = self.sizes.memory_bytes
+        return self._copied(torch.ones(size, dtype=torch.uint8, device=self.device), passes=2.0)
 
     def _host_copy(self) -> dict[str, Any] | None:
         """From pinned memory, one rank after the other: cards may share their way to the host."""
@@ -149,17 +146,19 @@ class Bench:
         found: dict[str, Any] | None = None
         for turn in range(self.ranks.world_size):
             if turn == self.ranks.rank:
-                found = self._copy_from_host()
+                source = torch.ones(self.sizes.host_bytes, dtype=torch.uint8).pin_memory()
+                found = self._copied(source, passes=1.0)
             self.wait_for_all()
         return found
 
-    def _copy_from_host(self) -> dict[str, Any]:
-        size = self.sizes.host_bytes
-        source = torch.ones(size, dtype=torch.uint8).pin_memory()
-        target = self._bytes(size, 0)
-        times = self._timed(lambda: target.copy_(source, non_blocking=True), work=size / 1e9)
-        wrong = int(target.sum()) != size
-        return {"bytes": size, **times, **_said(_COPY_DIFFERS if wrong else "")}
+    def _copied(self, source: Tensor, *, passes: float) -> dict[str, Any]:
+        """Ones to the device; each of them passes the memory that limits it so many times."""
+        size = source.numel()
+        target = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        copy = partial(target.copy_, source, non_blocking=True)
+        times = self._timed(copy, work=passes * size / 1e9)
+        wrong = "" if bool(target.eq(1).all()) else "a copy differs from its source"
+        return {"bytes": size, **times, **_said(wrong)}
 
     def _reduce(self, size: int, inner: int) -> dict[str, Any] | None:
         """Bus bandwidth as nccl-tests count it: each rank's link carries 2 (N - 1) / N bytes."""
@@ -207,9 +206,6 @@ class Bench:
         seconds = [mark.seconds() / inner for mark in marks]
         rate = work / statistics.median(seconds)
         return {"inner": inner, "seconds": seconds, "host_s": host_s, "rate": rate, "unit": unit}
-
-    def _bytes(self, size: int, fill: int) -> Tensor:
-        return torch.full((size,), fill, dtype=torch.uint8, device=self.device)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":

@@ -152,12 +152,7 @@ class Compiling:
         if timed:
             self.in_steps += added
         self._heartbeat.write(
-            Event.COMPILED,
-            where=where,
-            timed=timed,
-            added=added,
-            graphs=now.graphs,
-            breaks=now.breaks,
+            Event.COMPILED, where=where, timed=timed, added=added, **now._asdict()
         )
 
 

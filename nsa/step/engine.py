@@ -140,7 +140,13 @@ class Engine:
         state = self.dispatch.state(toggles)
         if state not in self._agreed:
             try:
-                self._agreed[state] = self._compare()
+                self._agreed[state] = compiled.compare(
+                    self.model,
+                    self._mean_loss,
+                    tokens=self.plan.micro_batch,
+                    autocast=self.autocast,
+                    half=self._half,
+                )
             except RuntimeError as error:
                 if toggles.text(LAYERS) != AUTO:
                     raise
@@ -148,15 +154,6 @@ class Engine:
         self.gaps = self._agreed[state]
         wide = "; ".join(str(gap) for gap in self.gaps if gap.too_wide)
         return f"does not agree with our own modules on this device ({wide})" if wide else None
-
-    def _compare(self) -> list[Gap]:
-        return compiled.compare(
-            self.model,
-            self._mean_loss,
-            tokens=self.plan.micro_batch,
-            autocast=self.autocast,
-            half=self._half,
-        )
 
     def _record(self, toggles: ToggleSet) -> None:
         """Record the layers where asked, once a replay is known to give what the host gives."""

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -103,13 +104,11 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     Leaves no gradient, changes no parameter and does not touch the optimizer.
     """
     seen = _Seen()
-    by_parameter: dict[int, list[Piece]] = {}
-    for piece in pieces(engine.model):
-        by_parameter.setdefault(id(piece.parameter), []).append(piece)
+    by_parameter = groupby(pieces(engine.model), key=lambda piece: id(piece.parameter))
     weight = float(engine.ranks.rank + 1)
     handles = [
         group[0].parameter.register_hook(partial(_swap, seen, group, weight))  # type: ignore[no-untyped-call]
-        for group in by_parameter.values()
+        for group in (list(found) for _, found in by_parameter)
         if group[0].parameter.requires_grad
     ]
     handles.append(engine.model.head.register_forward_hook(partial(_keep_logits, seen)))
@@ -132,12 +131,11 @@ def probe_gradients(engine: Engine, batch: Batch, *, with_oracle: bool = True) -
     engine.optimizer.zero_grad(set_to_none=True)
     if engine.wrapped is not None and engine.wrapped.wire is not None:
         engine.wrapped.wire.take()
-    kept = float(torch.stack(seen.kept).max()) if seen.kept else None
     return {
         "loss": float(loss),
         "positions": 0 if seen.gradient is None else int(seen.gradient.ne(0).any(-1).sum()),
         "own_gradient": plain_floats(least_by_group([(p, float(v)) for p, v in seen.local])),
-        "kept": None if kept is None else or_null(kept, digits=4),
+        "kept": or_null(float(torch.stack(seen.kept).max()), digits=4) if seen.kept else None,
         **arrived,
         **clipped,
         "logit_gradient": _logit_gradient(

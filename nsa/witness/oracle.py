@@ -62,9 +62,9 @@ def sigmoid(x: Array) -> Array:
     return np.where(x >= 0, 1.0, small) / (1.0 + small)
 
 
-def rms_norm(x: Array, weight: Array, eps: float) -> Array:
+def rms_norm(x: Array, weight: Array) -> Array:
     """weight * x / sqrt(mean(x^2) + eps), along the last axis."""
-    normed: Array = weight * x / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    normed: Array = weight * x / np.sqrt((x * x).mean(-1, keepdims=True) + _NORM_EPS)
     return normed
 
 
@@ -75,10 +75,10 @@ def swiglu(x: Array, gate_up: Array, down: Array) -> Array:
     return (gate * sigmoid(gate) * (x @ w_up.T)) @ down.T
 
 
-def rotate(x: Array, positions: Index, base: float) -> Array:
+def rotate(x: Array, positions: Index) -> Array:
     """Turn components 2i and 2i+1 of x [B,P,heads,D] by the angle position * base^(-2i/D)."""
     width = x.shape[-1]
-    angle = positions[:, None] * base ** (-np.arange(0, width, 2) / width)
+    angle = positions[:, None] * _ROPE_BASE ** (-np.arange(0, width, 2) / width)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
     even, odd = x[..., 0::2], x[..., 1::2]
     return np.stack((even * cos - odd * sin, even * sin + odd * cos), -1).reshape(x.shape)
@@ -154,9 +154,9 @@ def attention(
         return made.reshape(*source.shape[:2], heads, width)
 
     gates = sigmoid(part("gates", x[:, at]) + weights["gate_bias"].reshape(cfg.n_heads, -1))
-    q = rotate(part("q", x[:, at]), at, _ROPE_BASE)
+    q = rotate(part("q", x[:, at]), at)
     q = q.reshape(*q.shape[:2], cfg.n_kv_groups, -1, cfg.d_k)
-    k = {name: rotate(part(f"k_{name}", x), every, _ROPE_BASE) for name in BRANCHES}
+    k = {name: rotate(part(f"k_{name}", x), every) for name in BRANCHES}
     v = {name: part(f"v_{name}", x) for name in BRANCHES}
     k["cmp"] = compress(cfg, weights, "compress_k", k["cmp"])
     v["cmp"] = compress(cfg, weights, "compress_v", v["cmp"])
@@ -185,18 +185,18 @@ def layer(
 
     `at` and `blocks` as in `attention`.
     """
-    normed = rms_norm(x, weights["attention_norm.weight"], _NORM_EPS)
+    normed = rms_norm(x, weights["attention_norm.weight"])
     own = below(weights, "attention.")
     found = attention(cfg.attention, own, normed, at=at, blocks=blocks)
     middle = x[:, at] + found.out
-    inner = rms_norm(middle, weights["mlp_norm.weight"], _NORM_EPS)
+    inner = rms_norm(middle, weights["mlp_norm.weight"])
     return middle + swiglu(inner, weights["mlp.gate_up.weight"], weights["mlp.down.weight"]), found
 
 
 def head(cfg: ModelConfig, weights: Weights, x: Array) -> Array:
     """Logits [B,P,V] for what the last layer gives, x [B,P,dim]."""
     words = weights["embedding.weight" if cfg.tie_embeddings else "head.weight"]
-    return rms_norm(x, weights["norm.weight"], _NORM_EPS) @ words.T
+    return rms_norm(x, weights["norm.weight"]) @ words.T
 
 
 def below(weights: Weights, prefix: str) -> dict[str, Array]:

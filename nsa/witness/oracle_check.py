@@ -129,12 +129,8 @@ class OracleCheck:
         at = self._positions(self.inputs["layers.0"].shape[1])
         found: dict[str, Any] = {"row": self.row, "positions": at.tolist(), "shape": self._shape()}
         found["embedding"] = self._embedding()
-        errors: dict[str, list[float]] = {}
-        for name in self._names():
-            if name.endswith(".attention"):
-                for what, value in self._layer(name.removesuffix(".attention"), at).items():
-                    errors.setdefault(what, []).append(value)
-        found |= {what: max(values) for what, values in errors.items()}
+        layers = [self._layer(f"layers.{number}", at) for number in range(self.model.cfg.n_layers)]
+        found |= {what: max(errors[what] for errors in layers) for what in layers[0]}
         found["logits"] = self._logits()
         found["slope"] = self._slope(at)
         found["layers"] = sum(name in self.seams for name in self._chain()[1:-1])
@@ -289,9 +285,9 @@ def slope_error(
     """
     draw = np.random.default_rng(seed)
     weights = draw.standard_normal((len(at), x.shape[-1]))
-    leaves = {name: tensor.detach() for name, tensor in _named(layer, x)}
+    leaves = {name: one.detach() for name, one in ((_INPUT, x), *layer.named_parameters())}
     found, blocks = _gradients(layer, leaves, at, weights, within)
-    tensors = {name: tensor.double().cpu().numpy() for name, tensor in leaves.items()}
+    tensors = {name: _array(tensor) for name, tensor in leaves.items()}
     start, gradients = (_pieces(cfg.attention, g) for g in (tensors, found))
     lengths = {name: float(np.linalg.norm(gradient)) for name, gradient in gradients.items()}
     if not all(map(math.isfinite, lengths.values())):
@@ -327,10 +323,6 @@ def slope_error(
 
 def _along(gradients: Mapping[str, Array], direction: Mapping[str, Array]) -> float:
     return sum(float((gradients[name] * direction[name]).sum()) for name in direction)
-
-
-def _named(layer: Layer, x: Tensor) -> list[tuple[str, Tensor]]:
-    return [(_INPUT, x), *layer.named_parameters()]
 
 
 def _pieces(cfg: NSAConfig, tensors: Mapping[str, Array]) -> dict[str, Array]:
@@ -386,15 +378,12 @@ def _gradients(
         own = {name: leaf for name, leaf in leaves.items() if name != _INPUT}
         out: Tensor = functional_call(layer, own, (leaves[_INPUT],))
     total = (out[0, places].double() * wanted).sum()
-    found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
     if attention.last_blocks is None:
         raise RuntimeError("a layer keeps its blocks in every forward pass")
     blocks = attention.last_blocks.cpu().numpy()
     attention.last_gates, attention.last_blocks = kept
-    gradients = {
-        name: np.zeros(leaf.shape) if one is None else one.double().cpu().numpy()
-        for (name, leaf), one in zip(leaves.items(), found, strict=True)
-    }
+    gradients = {name: _array(one) for name, one in zip(leaves, found, strict=True)}
     # The residual stream's own share would drown what the layer adds.
     gradients[_INPUT][0, at] -= weights
     return gradients, blocks

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -290,19 +290,17 @@ def measure(
     leaves = {name: value.requires_grad_() for name, value in x.named().items()}
     try:
         # Kernels without dropout draw no random numbers; one that does must not change the run's.
-        with _random_numbers_kept(device), torch.enable_grad():
+        kept = torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])
+        with kept, torch.enable_grad():
             out, blocks = run(x)
-            grads = torch.autograd.grad(out, list(leaves.values()), grad, allow_unused=True)
+            # What a path does not depend on is 0, which is right only before any block.
+            grads = torch.autograd.grad(out, list(leaves.values()), grad, materialize_grads=True)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, NotImplementedError) as error:
         text = " ".join(str(error).split())[:300]
         return Agreement(bound=bound, refused=text, seconds=time.perf_counter() - begin)
-    # What a path does not depend on is a gradient of zero, which is right only before any block.
-    found = [
-        torch.zeros_like(x) if d is None else d for x, d in zip(leaves.values(), grads, strict=True)
-    ]
-    got = {"out": out.detach(), **dict(zip(leaves, found, strict=True))}
+    got = {"out": out.detach(), **dict(zip(leaves, grads, strict=True))}
     truth, illegal, shortfall = equations(x, grad, blocks, cfg)
     errors = {name: error_of(got[name], right) for name, right in truth.items()}
     return Agreement(
@@ -313,7 +311,3 @@ def measure(
         blocks_shortfall=shortfall,
         seconds=time.perf_counter() - begin,
     )
-
-
-def _random_numbers_kept(device: torch.device) -> AbstractContextManager[object]:
-    return torch.random.fork_rng(devices=[] if device.type == "cpu" else [device])

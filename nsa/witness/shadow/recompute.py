@@ -68,7 +68,8 @@ def recompute(
     engine.model.run_from_host(from_host)
     losses, shares = zip(*(share_of(batch.on(engine.device)) for batch in batches), strict=True)
     total, gradient = (reduce(torch.add, parts) for parts in (losses, shares))
-    gates = torch.stack([branch_use(gates) for gates in _gates(engine)])
+    kept = [one.last_gates for one in engine.model.attentions()]
+    gates = torch.stack([branch_use(gates) for gates in kept if gates is not None])
     told = torch.cat([total[None].double(), *_with_size(gradient)])
     mean = engine.ranks.mean(told)
     count = len(gradient)
@@ -124,8 +125,7 @@ def gap(again: Recomputed, gradient: Tensor, together: int) -> float:
     A group is `together` elements that follow each other; root mean squares, as a share of the
     ranks' own gradients. NaN where a gradient is not finite.
     """
-    wanted, size = again.gradient, again.size
-    return float(_furthest(gradient, wanted, size, together, least=again.least))
+    return float(_furthest(gradient, again.gradient, again.size, together, least=again.least))
 
 
 def bias(steps: Sequence[tuple[Recomputed, Tensor]]) -> dict[str, float]:
@@ -169,11 +169,6 @@ def branch_use(gates: Tensor) -> Tensor:
     entropy = (torch.special.entr(g).sum(1) + g.sum(1) * total.log()) / total / math.log(3)
     use = torch.stack((entropy, g.max(1).values / total, *(g / total[:, None]).unbind(1)))
     return use.mean(1)
-
-
-def _gates(engine: Engine) -> list[Tensor]:
-    """Of every layer in the last pass, as it keeps them."""
-    return [m.last_gates for m in engine.model.attentions() if m.last_gates is not None]
 
 
 def step_off(
