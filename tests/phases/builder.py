@@ -95,7 +95,7 @@ def accepted(
             run_id=f"run{number}",
             run_sha256="a" * 64,
             rates=(rate, rate * 1.01, rate * 1.02),
-            facts=facts,
+            facts=tuple((*name, text) for name, text in facts.items()),
         )
         for number, rate in enumerate(rates, start=1)
     )
