@@ -17,7 +17,7 @@ from runbook.launch.command import RefusedError, build_command, check_out
 from runbook.launch.end import is_communication_failure
 from runbook.launch.launcher_api import other_launchers
 from runbook.launch.supervision import LaunchOptions
-from runbook.records import Begun, End, Launch, LaunchResult, LaunchStatus
+from runbook.records import Begun, Launch, LaunchResult, LaunchStatus
 
 # What launch.json has to say for a launch to be found again.
 _DESCRIBED = frozenset({"argv", "attempt", "run_token", "started_at", "steps"})
@@ -93,9 +93,8 @@ def adopt_launch(launch: Launch, options: LaunchOptions) -> LaunchResult | None:
     as it was. The checkpoint that it goes on from is the one that it began with.
     """
     folder = options.run_root / launch.run_dir
-    document, _ = read_json_object(folder / LAUNCH_JSON, [])
-    described = document is not None and document.keys() >= _DESCRIBED
-    if document is None or not described or (folder / RESULT_JSON).exists():
+    document = read_json_object(folder / LAUNCH_JSON, [])[0] or {}
+    if not document.keys() >= _DESCRIBED or (folder / RESULT_JSON).exists():
         return None
     told = document.get("begun")
     options = replace(options, begun=Begun.model_validate(told) if told else None)
@@ -128,8 +127,7 @@ def _worth_a_retry(launch: Launch, result: LaunchResult, run_root: Path) -> bool
     if not console.is_file():
         return False  # it was refused before anything of it ran
     lines, _ = read_console(console)
-    end = End(status=result.status, cause=result.cause, culprit_rank=result.culprit_rank)
-    return is_communication_failure(end, lines)
+    return is_communication_failure(result, lines)
 
 
 def _first_attempt(launch: Launch, result: LaunchResult, run_root: Path) -> LaunchResult:

@@ -12,7 +12,7 @@ from runbook.folder.launch.documents import Load
 from runbook.launch.watch.rank_state import RankState
 from runbook.machine.kernel_log import KernelLine
 from runbook.machine.surroundings import DISK_FULL
-from runbook.records import End, Kind, LaunchStatus, RankExit
+from runbook.records import End, Kind, LaunchResult, LaunchStatus, RankExit
 
 _BY_CODE: dict[int, LaunchStatus] = {
     ExitCode.CONFIG: LaunchStatus.CONFIG_ERROR,
@@ -172,7 +172,7 @@ def classify_plain(child_code: int | None, console: Sequence[str]) -> End:
     return End(status=LaunchStatus.CRASHED, cause=f"ended with {child_code}: {word}".rstrip(": "))
 
 
-def is_communication_failure(end: End, console: Sequence[str]) -> bool:
+def is_communication_failure(end: End | LaunchResult, console: Sequence[str]) -> bool:
     """Is the collective library or the port to blame, rather than a rank?"""
     if end.status not in (LaunchStatus.CRASHED, LaunchStatus.ENVIRONMENT_ERROR):
         return False

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from nsa.contract import Event, NSAError, Phase
-from nsa.toggles import TOGGLES
+from nsa.contract import Event, Phase
+from nsa.toggles import TOGGLES, read_values
 from runbook.errors import UsageError
 from runbook.launch.watch.rank_state import RankState
 from runbook.records import End, Kind, Launch, LaunchStatus
@@ -68,18 +68,11 @@ class Thresholds:
 
         Raises `UsageError` that lists every bad value.
         """
-        chosen: dict[str, Any] = {}
-        problems = []
-        for part in fields(cls):
-            toggle: str = part.metadata.get("toggle", "")
-            if toggle not in variables:
-                continue
-            try:
-                chosen[part.name] = TOGGLES[toggle].parse(variables[toggle])
-            except NSAError as error:
-                problems.append(str(error))
+        own = {part.metadata["toggle"]: part.name for part in fields(cls) if part.metadata}
+        values, problems = read_values({k: text for k, text in variables.items() if k in own})
         if problems:
             raise UsageError(problems)
+        chosen: dict[str, Any] = {own[name]: value for name, value in values.items()}
         return cls(**chosen)
 
 
