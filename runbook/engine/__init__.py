@@ -5,7 +5,7 @@ Here: one phase judged from what lies in the run's folder; live and afterwards b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,13 @@ def phase_outcome(checks: Iterable[Check]) -> Outcome:
     return min(answered, key=lambda outcome: outcome.rank, default=Outcome.INCOMPLETE)
 
 
-def missing_row(name: str, **said: Any) -> Check:
-    """The row of a check that has no evidence; `said` are fields of it, those of `Check`."""
-    row = {"question": "(no evidence)", "outcome": Outcome.INCOMPLETE, "required": True, **said}
-    return Check(id=name, phase=name.partition(".")[0], **row)
+def missing_rows(names: Iterable[str], required: Collection[str], **said: Any) -> list[Check]:
+    """The rows of checks that have no evidence; `said` are fields of them, those of `Check`."""
+    row = {"question": "(no evidence)", "outcome": Outcome.INCOMPLETE, **said}
+    return [
+        Check(id=name, phase=name.partition(".")[0], required=name in required, **row)
+        for name in names
+    ]
 
 
 def missing_phases(
@@ -84,7 +87,7 @@ def missing_phases(
             "rerun": record.invocation.line([phase]),
             "follows": follows,
         }
-        rows = tuple(missing_row(name, **said) for name in names)
+        rows = tuple(missing_rows(names, record.required, **said))
         title, source = known.get(phase, (phase, "the profile"))
         records.append(
             PhaseRecord(
@@ -187,17 +190,13 @@ class RunInFolder:
             check.model_copy(update={"required": check.id in wanted}) for check in judgement.checks
         ]
         present = {check.id for check in checks}
-        checks += [
-            missing_row(
-                name,
-                code=Reason.HARNESS_ERROR,
-                reason="the phase was judged without this row",
-                remedy="report this as a defect of the runbook",
-                required=name in wanted,
-            )
-            for name in phase.check_ids(context)
-            if name not in present
-        ]
+        checks += missing_rows(
+            [name for name in phase.check_ids(context) if name not in present],
+            wanted,
+            code=Reason.HARNESS_ERROR,
+            reason="the phase was judged without this row",
+            remedy="report this as a defect of the runbook",
+        )
         return replace(judgement, checks=checks)
 
     def judged_again(self, phase: Phase, before: PhaseRecord) -> PhaseRecord:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nsa.contract import LATEST_LINK, link_latest
 from runbook.config.registry import Judgement, Phase
-from runbook.engine import RunInFolder, missing_row, record_of
+from runbook.engine import RunInFolder, missing_rows, record_of
 from runbook.engine.earlier import keep_accepted
 from runbook.engine.plan.prepare import needs_of
 from runbook.engine.scope import what_ran
@@ -251,21 +251,16 @@ class PhaseRun:
     def _without_judgement(
         self, code: Reason, reason: str, remedy: str, *, evidence: str = ""
     ) -> PhaseRecord:
-        required = self.state.setup.required
-        rerun = self.context.rerun(self.phase.name)
-        rows = [
-            missing_row(
-                name,
-                code=code,
-                reason=reason,
-                remedy=remedy,
-                rerun=rerun,
-                required=name in required,
-                evidence=(evidence,) if evidence else (),
-                follows=THE_RUN if code is Reason.INTERRUPTED else "",
-            )
-            for name in self.phase.check_ids(self.context)
-        ]
+        rows = missing_rows(
+            self.phase.check_ids(self.context),
+            self.state.setup.required,
+            code=code,
+            reason=reason,
+            remedy=remedy,
+            rerun=self.context.rerun(self.phase.name),
+            evidence=(evidence,) if evidence else (),
+            follows=THE_RUN if code is Reason.INTERRUPTED else "",
+        )
         return self._record(Judgement(checks=rows))
 
     def _record(self, judgement: Judgement) -> PhaseRecord:

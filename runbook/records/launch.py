@@ -340,6 +340,11 @@ class LaunchResult(Record):
         return self.status is LaunchStatus.COMPLETED
 
     @property
+    def steps_done(self) -> int:
+        """Steps of the rank that did most, as far as any told of them."""
+        return max((rank.steps_done or 0 for rank in self.ranks), default=0)
+
+    @property
     def could_not_start(self) -> bool:
         """True if config or machine refused the launch: no fault of the trainer, no evidence."""
         return self.status in (LaunchStatus.CONFIG_ERROR, LaunchStatus.ENVIRONMENT_ERROR)

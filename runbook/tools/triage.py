@@ -60,7 +60,7 @@ def find_target(path: Path, *, floor: float | None = None) -> Target:
         return _of_run(path, floor)
     if (path / LAUNCH_JSON).is_file():
         launch, ended = _launch_of(path), launch_result(path, [])
-        return _target(launch, floor, f"the launch in {path}", _steps_done(ended) if ended else 0)
+        return _target(launch, floor, f"the launch in {path}", ended.steps_done if ended else 0)
     raise UsageError(
         f"{path} cannot be triaged", hint="give a run's folder, or a launch's directory in it"
     )
@@ -83,7 +83,7 @@ def _of_run(folder: Path, floor: float | None) -> Target:
         launch, result = bad[0].launch, bad[0].result
         why = f"{launch.phase}/{launch.name} {result.status.value}: {result.cause}"
         symptom = SYMPTOMS.get(result.status, "failure")
-        return _target(launch, floor, why, _steps_done(result), symptom=symptom)
+        return _target(launch, floor, why, result.steps_done, symptom=symptom)
     for phase in record.phases:
         trainers = [e.launch for e in phase.launches if e.launch.kind == "trainer"]
         for check in phase.checks if trainers else ():
@@ -121,10 +121,6 @@ def _launch_of(path: Path) -> Launch:
     if launch.kind != "trainer":
         raise UsageError(f"{path} is a {launch.kind} launch; only training runs are triaged")
     return launch
-
-
-def _steps_done(result: LaunchResult) -> int:
-    return max((rank.steps_done or 0 for rank in result.ranks), default=0)
 
 
 def _target(

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,7 +26,7 @@ from runbook.engine.earlier.standing import Standing, find_standing, require_sta
 from runbook.engine.plan.prepare import prepare
 from runbook.engine.plan.progress import pace_of_the_go
 from runbook.engine.scope import caveats_of
-from runbook.engine.starting import _added
+from runbook.engine.starting import extend
 from runbook.errors import UsageError
 from runbook.folder.manifest import load_record, write_manifest
 from runbook.machine.identity import identity
@@ -279,10 +280,14 @@ def test_the_first_line_tells_what_production_stands_on(behind: str, said: list[
 def test_a_launch_without_a_go_is_not_extended_to_production(tmp_path: Path) -> None:
     options = RunOptions(plan="production", profile="cpu", out=tmp_path, until="smoke")
     setup = prepare(options)
-    told = record("cpu", profile_document=setup.profile_document())
+    asked = setup.options.document()
+    told = record("cpu", profile_document=setup.profile_document(), options=asked)
+    journal = Mock()
     with pytest.raises(UsageError, match="began without one"):
-        _added("production", setup, told)
-    assert _added("smoke,extended", setup, told) == ["extended"]
+        extend(journal, told, "production", "")
+    extend(journal, told, "smoke,extended", "")
+    added = journal.append.call_args.kwargs["phases"]
+    assert added == [*setup.phases_by_name, "extended"]
 
 
 def test_what_the_go_chose_may_be_given() -> None:

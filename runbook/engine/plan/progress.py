@@ -128,8 +128,7 @@ def pace_of_the_go(setup: Setup) -> Pace | None:
         found = ground_of(record, setup.profile.ranks) if record else []
         plain = [entry for entry in found if entry.launch.schedule is None]
         # One that goes on or is stopped does fewer steps itself than it is told of.
-        done = [max((one.steps_done or 0 for one in e.result.ranks), default=0) for e in plain]
-        entry = plain[done.index(max(done))] if plain else None
+        entry = max(plain, key=lambda one: one.result.steps_done, default=None)
         if entry is None:
             return None
         path = folder / entry.launch.run_dir / TRAINING_CSV
