@@ -61,11 +61,6 @@ def optional(read: Callable[[], T]) -> T | None:
         return None
 
 
-def gather(found: Iterable[T | None]) -> tuple[T, ...]:
-    """Everything that is there."""
-    return tuple(item for item in found if item is not None)
-
-
 class Case:
     """What a row is judged from. Every getter raises a finding where there is nothing."""
 
