@@ -170,6 +170,11 @@ class Case:
             raise missing(f"{name} was not collected on this machine")
         return found
 
+    def told(self, name: str) -> str | float | bool | None:
+        """What a fact says; None where it is unknown, or was not collected."""
+        found = self.evidence.facts.get(name)
+        return None if found is None else found.value
+
     def known(self, name: str) -> Measurement:
         """A fact that has a value, as a measurement."""
         found = self.fact(name)

@@ -229,13 +229,12 @@ def group_launches(context: PlanContext, phase: str) -> list[Launch]:
 class _Answer:
     """What an all-reduce reached, what is wrong with its results, and whether both are fine."""
 
-    rate: float
     wrong: str
     well: bool
     value: Measurement
 
     def __str__(self) -> str:
-        return self.wrong or f"{self.rate:.4g} {self.value.unit}"
+        return self.wrong or f"{self.value.value:.4g} {self.value.unit}"
 
 
 def _answer(case: Case, name: str = LAUNCH) -> _Answer:
@@ -245,7 +244,6 @@ def _answer(case: Case, name: str = LAUNCH) -> _Answer:
     ranks = (*found, *measured(case, Ceiling.LATENCY, name))
     wrong = next((one.wrong for one in ranks if one.wrong), "")
     return _Answer(
-        rate=found[0].rate,
         wrong=wrong,
         well=not wrong and (not limit.gated or limit.holds(found[0].rate)),
         value=as_measurement(case, Ceiling.ALL_REDUCE, found[0], name),
@@ -296,8 +294,9 @@ def _sick_node(case: Case) -> Finding:
     files = [one.value.path for one in found.values()]
     undecided = partial(inconclusive, Reason.UNDECIDED, measurement=whole.value, evidence=files)
     sick = partial(invalid, Reason.WRONG_ENVIRONMENT, measurement=whole.value, evidence=files)
-    fast = [one.rate for one in found.values() if one.well]
-    slow = [one.rate for one in (whole, *found.values()) if not one.well and not one.wrong]
+    fast = [float(one.value.value) for one in found.values() if one.well]
+    others = [one.value for one in (whole, *found.values()) if not one.well and not one.wrong]
+    slow = [float(one.value) for one in others]
     if all(one.well for one in found.values()):
         return undecided(f"every part is well, not the whole ({text})")
     if fast and slow and max(slow) > CARDS_ALIKE * min(fast):

@@ -80,8 +80,7 @@ def _in_steps(launch: LaunchEvidence) -> Frame | None:
     seconds = sampled_at(launch, frame)
     if seconds is None:
         return None
-    begin, end = float(steps["ts"].iloc[0]), float(steps["ts"].iloc[-1])
-    return frame[(seconds >= begin) & (seconds <= end)]
+    return frame[seconds.between(steps["ts"].iloc[0], steps["ts"].iloc[-1])]
 
 
 def _of(frame: Frame, gpu: Mapping[str, Any]) -> Frame:
@@ -285,7 +284,7 @@ def _in_timed_steps(case: Case, name: str, launch: LaunchEvidence, frame: Frame)
     if begin is None or end is None:
         raise missing(f"{name}: its heartbeats lack the steps that the throughput rests on")
     first, last = float(begin) + _AVERAGED_S, float(end)
-    timed = (seconds >= first) & (seconds <= last)
+    timed = seconds.between(first, last)
     latest = float(seconds[timed].max()) if timed.any() else first
     if last - latest > max(_SILENT_S, _SILENT_SHARE * (last - first)):
         reason = f"{name}: no samples in the last {last - latest:.1f} s of its timed steps"

@@ -180,12 +180,10 @@ def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -
     counted = asked.get("driver") if asked.get("source") else None
     told.append(("driver", _SAME["driver"], counted, "the launch began with"))
     for name, fact, value, how in told:
-        seen = case.evidence.facts.get(fact)
+        seen = case.told(fact)
         owed = name in _ALWAYS_TOLD and case.profile.has_gpu
-        if seen is None or seen.value is None or (value is None and not owed):
-            continue
-        if value != seen.value:
-            problems.append(f"{name}: preflight saw {seen.value}, {how} {value}")
+        if seen not in (None, value) and (value is not None or owed):
+            problems.append(f"{name}: preflight saw {seen}, {how} {value}")
     return problems
 
 
@@ -197,9 +195,8 @@ def other_folder(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> 
     """
     package = env.get("package") or {}
     ours, theirs = case.context.package_path, str(package.get("path") or "")
-    seen = case.evidence.facts.get("package.path")
-    if seen is not None and seen.value is not None:
-        ours = str(seen.value)
+    if (seen := case.told("package.path")) is not None:
+        ours = str(seen)
     elif not _other_digest(case, package):
         return ""
     if launch.launch.commit or not (ours and theirs) or ours == theirs:
