@@ -130,11 +130,8 @@ def stale_target(case: Case, names: Sequence[str]) -> Finding:
     pooled, limit = pooled_rate(case, names), case.limit("throughput")
     value = float(pooled.value)
     if not limit.gated:
-        return skipped(
-            Reason.NOT_GATED,
-            f"no floor is gated on profile {case.profile.name}",
-            measurement=pooled,
-        )
+        reason = f"no floor is gated on profile {case.profile.name}"
+        return skipped(Reason.NOT_GATED, reason, measurement=pooled)
     share = limit.value / value
     if share < 0.5:
         reason = (

@@ -139,9 +139,7 @@ def _config_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
 def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:
     """A plan behind a GO trains the model of that run, by its number of parameters."""
     plan, count = case.profile.plan, (env.get("effective") or {}).get("n_params")
-    if plan is None or plan.parameters in (0, count):
-        return []
-    if not stands_on_go(case.profile, case.phase):
+    if plan is None or plan.parameters in (0, count) or not stands_on_go(case.profile, case.phase):
         return []
     behind = plan.go.partition(":")[0]
     return [f"parameters: {plan.parameters} in {behind}, which was GO, got {count}"]
