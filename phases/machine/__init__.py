@@ -8,7 +8,7 @@ remedy.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import gt, lt
 from typing import Any, TypeVar
 
@@ -358,7 +358,7 @@ def gpu_state(case: Case) -> Finding:
     limit = case.limit("gpu_idle_memory_mib")
     if limit.gated and not limit.holds(float(used.value)):
         return _wrong(f"{float(used.value):.0f} MiB in use before the run", used)
-    if broken := _broken(case):
+    if broken := "; ".join(_broken(case)):
         return _wrong(broken, busy)
     caps = case.told("gpu.caps")
     capped = f"; clocks limited by design: {caps}" if caps else ""
@@ -377,16 +377,14 @@ def power_limit(case: Case) -> Finding:
     return passed(value.note, measurement=value)
 
 
-def _broken(case: Case) -> str:
+def _broken(case: Case) -> Iterator[str]:
     """What the card itself reports; facts that it does not report say nothing."""
-    problems = []
     ecc, throttle = case.told("gpu.ecc_uncorrected"), case.told("gpu.throttle")
     if isinstance(ecc, (int, float)) and ecc > 0:
-        problems.append(f"{ecc:g} uncorrected memory error(s)")
+        yield f"{ecc:g} uncorrected memory error(s)"
     if case.told("gpu.remap_pending") is True:
-        problems.append("a row remap is pending: reset the GPU")
+        yield "a row remap is pending: reset the GPU"
     if case.told("gpu.remap_failure") is True:
-        problems.append("a row could not be remapped: replace the GPU")
+        yield "a row could not be remapped: replace the GPU"
     if throttle:
-        problems.append(f"throttled: {throttle}")
-    return "; ".join(problems)
+        yield f"throttled: {throttle}"

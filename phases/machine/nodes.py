@@ -6,7 +6,7 @@ A node that differs makes every number of the run one of a mixture, so it is INV
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,20 +37,19 @@ def node_rows() -> tuple[Row, ...]:
     return tuple(RowsOf("preflight").one(what, answer) for what, answer in answers.items())
 
 
-def other_nodes(launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+def other_nodes(launch: LaunchEvidence, env: Mapping[str, Any]) -> Iterator[str]:
     """Where a launch ran on another number of nodes than planned, by either of two sources.
 
     torchrun's agents that met, as the trainer was told; and those of the harness, which looked at
     the devices of their nodes.
     """
-    wanted, problems = launch.launch.nodes, []
+    wanted = launch.launch.nodes
     if (wanted > 1 or "nodes" in env) and env.get("nodes") != wanted:
-        problems.append(f"nodes: wanted {wanted}, got {env.get('nodes')}")
+        yield f"nodes: wanted {wanted}, got {env.get('nodes')}"
     seen = (launch.devices_before or {}).get("nodes")
     if (wanted > 1 or seen) and len(seen or ()) != wanted:
         names = f" ({', '.join(seen)})" if seen else ""
-        problems.append(f"nodes with an agent: wanted {wanted}, found {len(seen or ())}{names}")
-    return problems
+        yield f"nodes with an agent: wanted {wanted}, found {len(seen or ())}{names}"
 
 
 def node_names(case: Case) -> tuple[list[str], Measurement]:

@@ -6,7 +6,7 @@ concluded from one that did nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsa.contract import INSTEAD, proof_text
@@ -38,7 +38,7 @@ def as_planned(case: Case, name: str) -> Finding:
         *data_problems(launch, env),
         *config,
         *_model_problems(case, env),
-        *other_software(case, launch, env),
+        *_other_software(case, launch, env),
     ]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
@@ -56,14 +56,13 @@ def as_planned(case: Case, name: str) -> Finding:
     return passed(reason, measurement=value)
 
 
-def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
-    problems = []
+def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> Iterator[str]:
     token, expected = env.get("run_token"), launch.result.run_token
     if expected and token != expected:
-        problems.append("env.json is of another launch")
+        yield "env.json is of another launch"
     if env.get("world_size") != launch.launch.nproc:
-        problems.append(f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}")
-    problems += other_nodes(launch, env)
+        yield f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}"
+    yield from other_nodes(launch, env)
     got = recorded_toggles(env)
     for key, text in launch.launch.env.items():
         if (
@@ -71,8 +70,7 @@ def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
             and TOGGLES[key].reader == "trainer"
             and got.get(key) != TOGGLES[key].parse(text)
         ):
-            problems.append(f"{key}: wanted {text}, got {got.get(key)}")
-    return problems
+            yield f"{key}: wanted {text}, got {got.get(key)}"
 
 
 def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
@@ -157,7 +155,7 @@ _SAME = {
 _ALWAYS_TOLD = ("torch", "cuda", "nccl")
 
 
-def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+def _other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> Iterator[str]:
     """`torch: preflight saw 2.13.0, it ran on 2.9.0` for each version that is another.
 
     Nothing where preflight is not part of the run. On a profile with GPUs a version that env.json
@@ -166,13 +164,12 @@ def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -
     """
     versions, package = env.get("versions") or {}, env.get("package") or {}
     told = [(name, fact, versions.get(name), "it ran on") for name, fact in _SAME.items()]
-    problems = []
     if folders := other_folder(case, launch, env):
-        problems.append(folders)
+        yield folders
     elif not launch.launch.commit:
         if ran := _other_digest(case, package):
             began = f"{case.context.package} as the run began"
-            problems.append(f"package.sha256: {began}, it ran {ran}: code was changed")
+            yield f"package.sha256: {began}, it ran {ran}: code was changed"
         told.append(("package.sha256", "package.sha256", package.get("sha256"), "it ran"))
     asked = launch.devices_before or {}
     counted = asked.get("driver") if asked.get("source") else None
@@ -181,8 +178,7 @@ def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -
         seen = case.told(fact)
         owed = name in _ALWAYS_TOLD and case.profile.has_gpu
         if seen not in (None, value) and (value is not None or owed):
-            problems.append(f"{name}: preflight saw {seen}, {how} {value}")
-    return problems
+            yield f"{name}: preflight saw {seen}, {how} {value}"
 
 
 def other_folder(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> str:

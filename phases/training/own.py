@@ -7,7 +7,7 @@ of loss it is nobody tells, so that it is held against itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from phases.kit.case import Case, once
@@ -79,15 +79,14 @@ def own_plausible(case: Case, name: str) -> Finding:
     return passed(reason, measurement=value)
 
 
-def _step_problems(log: TrainingLog, planned: int) -> list[str]:
+def _step_problems(log: TrainingLog, planned: int) -> Iterator[str]:
     steps = log.frame["step"]
     # Steps between two rows of the log, which several may have come at once.
     last, usual = int(steps.iloc[-1]), max(1, int(log.frame["steps"].min()))
     if last > planned:
-        return [f"its log goes to step {last}, {planned} were asked for: does it take {{steps}}?"]
+        yield f"its log goes to step {last}, {planned} were asked for: does it take {{steps}}?"
     if last < planned - usual:
-        return [f"its log ends at step {last} of {planned}"]
-    return []
+        yield f"its log ends at step {last} of {planned}"
 
 
 def _timed(log: TrainingLog) -> tuple[int, Frame]:
