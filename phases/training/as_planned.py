@@ -31,7 +31,7 @@ def as_planned(case: Case, name: str) -> Finding:
     if other := other_checkpoint(launch, env):
         paths = (launch.path("env"),)
         return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
-    workload, config = _workload_problems(case, env), _config_problems(launch, env)
+    workload, config = _workload_problems(case, env), list(_config_problems(launch, env))
     problems = [
         *_plan_problems(launch, env),
         *workload,
@@ -102,14 +102,14 @@ def data_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
     return [f"dataset: wanted {asked}, got {got}{why}"]
 
 
-def _config_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+def _config_problems(launch: LaunchEvidence, env: dict[str, Any]) -> Iterator[str]:
     """A key of the config file, or of the plan's changes of it, that the trainer did not take.
 
     Flags and toggles go over the file, and are asked about elsewhere. The schedule of the learning
     rate is as long as the file says, or as what the launch was told to train.
     """
     if launch.config is None:
-        return []
+        return
     told = launch.launch
     meant = {
         f"{section}.{key}": value
@@ -119,19 +119,17 @@ def _config_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
     over = {key for name, key in CONFIG_TOGGLES.items() if name in told.env}
     over |= {key for key, (flag, *_) in OVERRIDES.items() if option(told.argv, flag)}
     config = env.get("config") or {}
-    problems = []
     for name, value in meant.items():
         section, _, key = name.partition(".")
         got = (config.get(section) or {}).get(key)
         if name not in over and got != value:
-            problems.append(f"{name}: the config says {value}, it trained with {got}")
+            yield f"{name}: the config says {value}, it trained with {got}"
     effective = env.get("effective") or {}
     run_steps = int(option(told.argv, "--run-steps") or 0)
     lengths = meant.get("train.steps"), run_steps, effective.get("steps")
     wanted = max(steps for steps in lengths if isinstance(steps, int))
     if effective.get("schedule_steps") != wanted:
-        problems.append(f"schedule: wanted {wanted} steps, got {effective.get('schedule_steps')}")
-    return problems
+        yield f"schedule: wanted {wanted} steps, got {effective.get('schedule_steps')}"
 
 
 def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:
