@@ -67,9 +67,8 @@ class FineWeb(RowPhase):
 def _missing_package(case: Case) -> str:
     for launch in case.evidence.launches.values():
         cause = launch.result.cause
-        refused = launch.result.could_not_start
         found = [name for name in _MISSING if name in cause]
-        if refused and found:
+        if found and launch.result.could_not_start:
             return f"the optional package {found[0]} is not installed: {cause}"
     return ""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -196,7 +196,7 @@ def _learns(case: Case, name: str) -> Finding:
     return replace(found, code=Reason.NOT_LEARNING)
 
 
-def _curves(case: Case) -> list[Series]:
+def _curves(case: Case) -> Iterator[Series]:
     """Loss and memory of the run, each with what it is held against."""
     share = case.limit("learned_share")
 
@@ -209,7 +209,6 @@ def _curves(case: Case) -> list[Series]:
     # What the allocator held decides the limit; what tensors take, the plateau.
     kinds = {"memory": "reserved_mib", "tensors": "mem_mib"}
     told = kinds if case.profile.has_gpu else {"memory": "mem_mib"}
-    curves = rates.losses(case, _LAUNCH, wanted)
+    yield from rates.losses(case, _LAUNCH, wanted)
     for group, column in told.items():
-        curves += rates.memories(case, _LAUNCH, column, group=group, limits=most)
-    return curves
+        yield from rates.memories(case, _LAUNCH, column, group=group, limits=most)

@@ -101,9 +101,9 @@ def _top(profile: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     )
 
 
-def _value(launch: LaunchEvidence, name: str, value: float | str, *, n: int = 1) -> Measurement:
+def _value(launch: LaunchEvidence, name: str, value: float, **more: Any) -> Measurement:
     note = f"{(launch.profile or {}).get('steps')} profiled steps"
-    return file_value(launch, "profile", name, value, n=n, note=note)
+    return file_value(launch, "profile", name, value, **{"note": note, **more})
 
 
 def _range_present(case: Case) -> Finding:
@@ -117,7 +117,7 @@ def _range_present(case: Case) -> Finding:
     if count == 0:
         reason = f"{_RANGE} never ran; the trace has {', '.join(sorted(ranges))}"
         return failed(Reason.MISMATCH, reason, measurement=_value(launch, _RANGE, 0.0))
-    value = _value(launch, _RANGE, float(count), n=count).model_copy(update={"unit": "calls"})
+    value = _value(launch, _RANGE, float(count), n=count, unit="calls")
     return passed(f"{_RANGE} ran {count} times", measurement=value)
 
 
@@ -169,8 +169,7 @@ def _waited_for(case: Case) -> Measurement:
         f"busy {busy / steps / 1000:.1f} ms of {step_us / 1000:.1f} ms; "
         f"of the rest Python has {python / idle if idle > 0 else 0.0:.0%}"
     )
-    value = _value(launch, "python_wait_share", share, n=steps)
-    return value.model_copy(update={"note": note})
+    return _value(launch, "python_wait_share", share, n=steps, note=note)
 
 
 def _hotspot(case: Case) -> Finding:

@@ -24,7 +24,7 @@ from runbook.stats import REGRESSION_PLAN, Decision, balanced_rounds
 from runbook.stats.arms import regression
 from runbook.stats.throughput import StatisticsError, per_cpu_second, typical
 
-_REFERENCE, _HEAD = "reference", "head"
+_REFERENCE, _HEAD = _SIDES = ("reference", "head")
 # What the two sides may differ in: they are different commits.
 _COMMITS = ("git.sha", "git.diff_sha256", "package.sha256")
 # Where the pairs of a night differ by more (standard deviation of the log ratios), three nights
@@ -58,7 +58,7 @@ class Regression(RowPhase):
             return []
         plan = REGRESSION_PLAN
         random = Random(f"{self.name}:{context.seed}")  # noqa: S311 - an order, not a secret
-        rounds = balanced_rounds((_REFERENCE, _HEAD), plan.first + plan.more, random)
+        rounds = balanced_rounds(_SIDES, plan.first + plan.more, random)
         commits = {_REFERENCE: context.reference, _HEAD: context.head}
         why = "if a loss is suspected: "
         return [
@@ -83,7 +83,7 @@ class Regression(RowPhase):
 
     def names(self, case: Case) -> Sequence[str]:
         """The launches of the first rounds, and of the later ones if they were started."""
-        return [name for pair in _rounds(case) for name in pair]
+        return _of(*_SIDES)(case)
 
     def rows(self) -> Sequence[Row]:
         """HEAD trains as it should, the reference still runs, both are what they say; the pace."""
@@ -124,19 +124,19 @@ def _ratio(first: Measurement, second: Measurement) -> float:
     return float(second.value) / float(first.value)
 
 
-def _rounds(case: Case) -> Iterator[tuple[str, str]]:
-    """Reference and head of each round: the first ones always, later ones once they started."""
+def _rounds(case: Case) -> Iterator[int]:
+    """The rounds by number: the first ones always, later ones once they started."""
     if not case.context.reference:
         return
     for number in range(1, REGRESSION_PLAN.first + REGRESSION_PLAN.more + 1):
-        pair = _name(number, _REFERENCE), _name(number, _HEAD)
-        if number <= REGRESSION_PLAN.first or set(pair) & set(case.evidence.launches):
-            yield pair
+        started = {_name(number, side) for side in _SIDES} & set(case.evidence.launches)
+        if number <= REGRESSION_PLAN.first or started:
+            yield number
 
 
-def _of(side: str) -> Callable[[Case], Sequence[str]]:
-    index = (_REFERENCE, _HEAD).index(side)
-    return lambda case: [pair[index] for pair in _rounds(case)]
+def _of(*sides: str) -> Callable[[Case], Sequence[str]]:
+    """The launches of these sides, round by round."""
+    return lambda case: [_name(number, side) for number in _rounds(case) for side in sides]
 
 
 def _runs(case: Case) -> Finding:
@@ -210,8 +210,8 @@ def _paces(case: Case) -> tuple[list[Measurement], list[Measurement]]:
     reference = _runs(case)
     if reference.outcome is not Outcome.PASS:
         raise reference
-    require_sound(case, [name for pair in _rounds(case) for name in pair], but=_COMMITS)
-    first, second = ([_pace_of(case, n) for n in _of(side)(case)] for side in (_REFERENCE, _HEAD))
+    require_sound(case, _of(*_SIDES)(case), but=_COMMITS)
+    first, second = ([_pace_of(case, name) for name in _of(side)(case)] for side in _SIDES)
     return first, second
 
 
@@ -223,7 +223,7 @@ def _decide(first: Sequence[Measurement], second: Sequence[Measurement]) -> Deci
 def _pace(case: Case) -> Finding:
     """FAIL only after all rounds, at the plan's error; INCOMPLETE where rounds are missing."""
     first, second = _paces(case)
-    checked = first_problem(_own_commit, case, [name for pair in _rounds(case) for name in pair])
+    checked = first_problem(_own_commit, case, _of(*_SIDES)(case))
     if checked.outcome is not Outcome.PASS:
         raise checked
     decision = _decide(first, second)
@@ -245,7 +245,7 @@ def _pace(case: Case) -> Finding:
 
 def _pairs_there(case: Case) -> Iterator[tuple[int, Measurement, Measurement]]:
     """Rounds of which both launches have a pace, by number."""
-    for number, pair in enumerate(_rounds(case), start=1):
-        first, second = (optional(partial(_pace_of, case, name)) for name in pair)
+    for number in _rounds(case):
+        first, second = (optional(partial(_pace_of, case, _name(number, s))) for s in _SIDES)
         if first is not None and second is not None:
             yield number, first, second

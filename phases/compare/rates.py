@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from nsa.contract import Ceiling
-from phases.kit.case import Case, gather, once, optional
+from phases.kit.case import Case, once, optional
 from phases.kit.finding import Finding, invalid, missing, passed, skipped, warned
 from phases.kit.measure import (
     against,
@@ -73,10 +74,11 @@ def launch_rate(case: Case, name: str) -> Measurement:
     return derived(rate, value=slower, note=note, also=[rate, clock])
 
 
-def _last50s(case: Case, names: Sequence[str]) -> tuple[Measurement, ...]:
+def _last50s(case: Case, names: Sequence[str]) -> Iterator[Measurement]:
     """The last-50 statistic (W3) of every launch that has one."""
-    logs = gather(optional(partial(case.log, name)) for name in names)
-    return gather(optional(partial(last50, log)) for log in logs)
+    for name in names:
+        with suppress(Finding):
+            yield last50(case.log(name))
 
 
 def launch_rates(case: Case, names: Sequence[str]) -> list[Measurement]:
@@ -128,11 +130,8 @@ def stale_target(case: Case, names: Sequence[str]) -> Finding:
     pooled, limit = pooled_rate(case, names), case.limit("throughput")
     value = float(pooled.value)
     if not limit.gated:
-        return skipped(
-            Reason.NOT_GATED,
-            f"no floor is gated on profile {case.profile.name}",
-            measurement=pooled,
-        )
+        reason = f"no floor is gated on profile {case.profile.name}"
+        return skipped(Reason.NOT_GATED, reason, measurement=pooled)
     share = limit.value / value
     if share < 0.5:
         reason = (
@@ -247,12 +246,12 @@ def shown(
     *,
     title: str,
     floor: Sequence[Mark] = (),
-    curves: Sequence[Series] = (),
+    curves: Iterable[Series] = (),
     health_of: str = "",
 ) -> Judgement:
     """Table, last-50 statistics and curves of these launches, and the gates' health of one."""
     launch = optional(lambda: case.launch(health_of)) if health_of else None
-    read, gates = (selection(launch), _gate_curves(case, launch)) if launch else ((), [])
+    read, gates = (selection(launch), _gate_curves(case, launch)) if launch else ((), ())
     return Judgement(
         tables=(rate_table(case, [(name, name, None) for name in names], title=title),),
         measurements=(*_last50s(case, names), *read),
@@ -266,36 +265,33 @@ def shown(
 _POINTS = 200
 
 
-def _throughputs(case: Case, names: Sequence[str], limits: Sequence[Mark]) -> list[Series]:
+def _throughputs(case: Case, names: Sequence[str], limits: Sequence[Mark]) -> Iterator[Series]:
     """Throughput of every step of each launch, with its warm-up and its last-50 window."""
-
-    def one(name: str) -> Series | None:
-        log = case.log(name, ended=False)
-        rate, last = optional(partial(effective_rate, log)), optional(partial(last50, log))
-        first = int(log.frame["step"].min())
-        counted = rate.window.first_step if rate and rate.window else first
-        return _curve(
-            log.frame,
-            "toks_per_s",
-            (log.path, log.sha256),
-            name=f"{name} toks_per_s",
-            label=name,
-            unit=TOKENS_PER_SECOND,
-            group="throughput",
-            limits=tuple(limits),
-            warmup=Window(first_step=first, last_step=counted - 1) if counted > first else None,
-            window=last.window if last else None,
-        )
-
-    return list(gather(optional(partial(one, name)) for name in names))
+    for name in names:
+        with suppress(Finding):
+            log = case.log(name, ended=False)
+            rate, last = optional(partial(effective_rate, log)), optional(partial(last50, log))
+            first = int(log.frame["step"].min())
+            counted = rate.window.first_step if rate and rate.window else first
+            yield from _curve(
+                log.frame,
+                "toks_per_s",
+                (log.path, log.sha256),
+                name=f"{name} toks_per_s",
+                label=name,
+                unit=TOKENS_PER_SECOND,
+                group="throughput",
+                limits=tuple(limits),
+                warmup=Window(first_step=first, last_step=counted - 1) if counted > first else None,
+                window=last.window if last else None,
+            )
 
 
 def losses(
     case: Case, name: str, levels: Callable[[float, float], Sequence[Mark]] | None = None
-) -> list[Series]:
+) -> Iterator[Series]:
     """The loss of a launch against its floor; `levels` makes others of ln(V) and the floor."""
-
-    def one() -> Series | None:
+    with suppress(Finding):
         log, effective = case.log(name, ended=False), case.env(name).get("effective") or {}
         # What a model that knows nothing reaches, and the least that the data allow (nats).
         size, floor = effective.get("vocab_size") or 0, effective.get("loss_floor", math.nan)
@@ -305,55 +301,46 @@ def losses(
             known = {"ln(V), the floor of noise": start}
         told = [Mark(label=label, value=v) for label, v in known.items() if math.isfinite(v)]
         limits = (*(levels(start, floor) if levels else ()), *told)
-        return _curve(
+        yield from _curve(
             log.frame, "loss", (log.path, log.sha256), name=f"{name} loss", label=name,
             unit="nats", group="loss", limits=limits,
         )  # fmt: skip
 
-    return list(gather([optional(one)]))
-
 
 def memories(
     case: Case, name: str, column: str, *, group: str, limits: Sequence[Mark] = ()
-) -> list[Series]:
+) -> Iterator[Series]:
     """Memory (GiB) of every rank after each step that told it: `mem_mib` or `reserved_mib`."""
     launch = optional(lambda: case.launch(name))
-    return list(
-        gather(
-            _curve(
-                rank.steps.assign(gib=rank.steps[column] / MIB_PER_GIB),
+    for rank in launch.ranks if launch else ():
+        if rank.steps is not None and column in rank.steps:
+            gib = rank.steps.assign(gib=rank.steps[column] / MIB_PER_GIB)
+            said = f"{name} rank {rank.rank} {column}"
+            yield from _curve(
+                gib,
                 "gib",
                 (rank.path, rank.sha256),
-                name=f"{name} rank {rank.rank} {column}",
+                name=said,
                 label=f"rank {rank.rank}",
                 unit="GiB",
                 group=group,
                 limits=tuple(limits),
             )
-            for rank in (launch.ranks if launch else ())
-            if rank.steps is not None and column in rank.steps
-        )
-    )
 
 
-def _gate_curves(case: Case, launch: LaunchEvidence) -> list[Series]:
+def _gate_curves(case: Case, launch: LaunchEvidence) -> Iterator[Series]:
     """Entropy of the gates and the largest share of a branch, against their limits."""
-    shown = (
+    for column, label, limit, words in (
         ("entropy", "entropy over ln 3", "gate_entropy_min", "entropy at least"),
         ("max_gate", "largest share of a branch", "gate_max_share", "largest share at most"),
-    )
-    return list(
-        gather(
-            _curve(
+    ):
+        if launch.gates is not None:
+            yield from _curve(
                 launch.gates, column, launch.files["gates"],
                 name=f"{launch.launch.name} gate {column}",
                 label=label, unit="share", group="gates",
                 limits=(Mark(label=words, value=case.limit(limit).value),),
-            )
-            for column, label, limit, words in shown
-            if launch.gates is not None and column in launch.gates
-        )
-    )  # fmt: skip
+            )  # fmt: skip
 
 
 def marks(limit: Limit, words: str) -> list[Mark]:
@@ -361,12 +348,11 @@ def marks(limit: Limit, words: str) -> list[Mark]:
     return [Mark(label=words, value=limit.value)] if limit.gated else []
 
 
-def _curve(frame: Frame, column: str, file: tuple[str, str], **said: object) -> Series | None:
+def _curve(frame: Frame, column: str, file: tuple[str, str], **said: object) -> Iterator[Series]:
     """A column over the steps, if it holds anything; `file` is the table's path and digest."""
     rows = frame[frame[column].notna()] if column in frame else frame[:0]
-    if rows.empty:
-        return None
-    heights = [float(f"{value:.6g}") for value in rows[column].tolist()]
-    points = thin_points(rows["step"].tolist(), heights, keep=_POINTS)
-    fields = {"points": points, "n": len(rows), "path": file[0], "sha256": file[1]}
-    return Series.model_validate({**fields, **said})
+    if not rows.empty:
+        heights = [float(f"{value:.6g}") for value in rows[column].tolist()]
+        points = thin_points(rows["step"].tolist(), heights, keep=_POINTS)
+        fields = {"points": points, "n": len(rows), "path": file[0], "sha256": file[1]}
+        yield Series.model_validate({**fields, **said})

@@ -12,15 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from nsa.strict_yaml import shipped
-from runbook.config import (  # noqa: F401
-    IDLE_MFU,
-    MOST_OF_PEAK,
-    FixedRule,
-    LimitSpec,
-    LimitUse,
-)
-from runbook.records import Comparator
+from runbook.config import IDLE_MFU, MOST_OF_PEAK, FixedRule, LimitSpec  # noqa: F401
 
 
 def table(name: str) -> dict[str, Any]:
@@ -32,9 +27,8 @@ def table(name: str) -> dict[str, Any]:
 @cache
 def spec(name: str) -> LimitSpec:
     """The limit of this name."""
-    said = dict(table("limits")[name])
-    compares, use = Comparator(said.pop("comparator")), LimitUse(said.pop("use", LimitUse.GATE))
-    return LimitSpec(name=name, comparator=compares, use=use, unit=said.pop("unit", ""), **said)
+    said = {"name": name, "unit": "", **table("limits")[name]}
+    return TypeAdapter(LimitSpec).validate_python(said)
 
 
 def specs(*names: str) -> tuple[LimitSpec, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 from nsa.contract import ENV_JSON
@@ -59,11 +59,6 @@ def optional(read: Callable[[], T]) -> T | None:
         return read()
     except Finding:
         return None
-
-
-def gather(found: Iterable[T | None]) -> tuple[T, ...]:
-    """Everything that is there."""
-    return tuple(item for item in found if item is not None)
 
 
 class Case:
@@ -175,6 +170,11 @@ class Case:
             raise missing(f"{name} was not collected on this machine")
         return found
 
+    def told(self, name: str) -> str | float | bool | None:
+        """What a fact says; None where it is unknown, or was not collected."""
+        found = self.evidence.facts.get(name)
+        return None if found is None else found.value
+
     def known(self, name: str) -> Measurement:
         """A fact that has a value, as a measurement."""
         found = self.fact(name)
@@ -254,24 +254,16 @@ def judge_cases(case: Case, launch: str, what: str, wanted: Callable[[JUnitCase]
     if not tests:
         reason = f"{launch}: no test of {what} was collected"
         return incomplete(Reason.NOTHING_COLLECTED, reason, evidence=(report.path,))
+    unfit = partial(invalid, evidence=(report.path,))
     if any(test.status == "passed" and not test.properties.get("device") for test in tests):
-        return invalid(
-            Reason.NOT_PLAUSIBLE,
-            f"the tests of {what} passed on a device that {report.path} does not name",
-            evidence=(report.path,),
-            topic="unnamed_device",
-        )
+        reason = f"the tests of {what} passed on a device that {report.path} does not name"
+        return unfit(Reason.NOT_PLAUSIBLE, reason, topic="unnamed_device")
     devices = {test.properties.get("device", "") for test in tests} - {""}
     elsewhere = sorted(device for device in devices if not device.startswith("cuda"))
     if case.profile.has_gpu and elsewhere:
         reason = f"the tests of {what} ran on {', '.join(elsewhere)}, not on the GPU"
-        return invalid(
-            Reason.WRONG_ENVIRONMENT,
-            reason,
-            evidence=(report.path,),
-            topic="test_device",
-            follows="preflight.cuda",
-        )
+        follows = "preflight.cuda"
+        return unfit(Reason.WRONG_ENVIRONMENT, reason, topic="test_device", follows=follows)
     if broken := broken_tests(tests):
         text = _told(broken)
         value = _count(report, "tests_failed", len(broken), n=len(tests))

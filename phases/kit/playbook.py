@@ -133,21 +133,11 @@ def told(remedy: Remedy, now: Situation) -> str:
     return STEP.join(now.filled(one.say) for one in fitting(remedy, now))
 
 
-def remedy_for(topic: str, code: Reason, now: Situation, *, own: str = "") -> str:
+def remedy_for(topic: str, code: Reason, now: Situation, *, own: str = "") -> Remedy:
     """The remedy of what a finding names as its `own` topic, else of its row's topic or reason.
 
-    Only what fits the situation; where nothing of a topic does, what the reason asks for.
+    Where nothing of a topic fits the situation, what the reason asks for.
     """
-    return told(_chosen(topic, code, now, own), now)
-
-
-def first_of(topic: str, code: Reason, now: Situation, *, own: str = "") -> Advice | None:
-    """The part of the same remedy that has something to type before anything else."""
-    parts = fitting(_chosen(topic, code, now, own), now)
-    return next((one for one in parts if one.command or one.settings), None)
-
-
-def _chosen(topic: str, code: Reason, now: Situation, own: str) -> Remedy:
     book = playbook()
     its = own or (topic if topic in book.by_topic and code not in book.fixed_first else "")
     remedy = book.by_topic[its] if its else ()

@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 from phases.kit import table
 from phases.kit.case import Case
 from phases.kit.finding import Finding, ending, incomplete, invalid, skipped
-from phases.kit.playbook import Situation, first_of, remedy_for, situation_of
+from phases.kit.playbook import Situation, fitting, remedy_for, situation_of, told
 from runbook.config.registry import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
 from runbook.records import Check, Launch, Outcome, Reason
@@ -180,11 +180,11 @@ class RowPhase(Phase):
     ) -> tuple[str, str]:
         """What to do about a finding, and what to type first where the remedy has that."""
         remedy = remedy_for(topic, found.code, now, own=found.topic)
-        first = first_of(topic, found.code, now, own=found.topic)
-        if first is None:
-            return remedy, ""
+        typed = (one for one in fitting(remedy, now) if one.command or one.settings)
+        if (first := next(typed, None)) is None:
+            return told(remedy, now), ""
         adding = [now.filled(text) for text in first.settings]
-        return remedy, first.command or context.rerun(*self._again(needs), adding=adding)
+        return told(remedy, now), first.command or context.rerun(*self._again(needs), adding=adding)
 
 
 def answered(

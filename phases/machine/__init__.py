@@ -8,7 +8,7 @@ remedy.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import gt, lt
 from typing import Any, TypeVar
 
@@ -26,24 +26,21 @@ T = TypeVar("T")
 
 def recorded(case: Case, name: str) -> Finding:
     """PASS if the fact has a value."""
-    unknown = _no_checkout(case, name)
-    if unknown:
-        return unknown
+    _require_checkout(case, name)
     value = case.known(name)
     note = f" ({value.note})" if value.note else ""
     return passed(f"{value.value}{note}", measurement=value)
 
 
-def _wrong(reason: str, value: Measurement) -> Finding:
-    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value)
+def _wrong(reason: str, value: Measurement, **more: Any) -> Finding:
+    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value, **more)
 
 
-def _no_checkout(case: Case, name: str) -> Finding | None:
-    """An installed package belongs to no commit; only a profile with a branch forbids that."""
+def _require_checkout(case: Case, name: str) -> None:
+    """Raise a warning where a package is installed, of no commit; a branch's profile forbids it."""
     fact = case.fact(name)
-    if not name.startswith("git.") or fact.value is not None or case.profile.branch is not None:
-        return None
-    return warned(f"commit unknown: {fact.note}", evidence=(fact.path,))
+    if name.startswith("git.") and fact.value is None and case.profile.branch is None:
+        raise warned(f"commit unknown: {fact.note}", evidence=(fact.path,))
 
 
 def artifacts(case: Case) -> Finding:
@@ -53,9 +50,8 @@ def artifacts(case: Case) -> Finding:
         wanted["nvidia_smi.xml"] = "gpu.driver"
     found = {file: case.fact(name) for file, name in wanted.items()}
     lacking = [file for file, fact in found.items() if fact.path != file or fact.value is None]
-    unknown = _no_checkout(case, "git.sha")
-    if unknown and lacking == ["git_sha.txt"]:
-        return unknown
+    if lacking == ["git_sha.txt"]:
+        _require_checkout(case, "git.sha")
     if lacking:
         notes = "; ".join(found[file].note for file in lacking if found[file].note)
         reason = f"not recorded: {', '.join(lacking)}{f' ({notes})' if notes else ''}"
@@ -92,9 +88,7 @@ def _behind(case: Case) -> str:
 
 def clean_tree(case: Case) -> Finding:
     """A changed checkout is recorded; where the profile names a branch it is INVALID."""
-    unknown = _no_checkout(case, "git.dirty")
-    if unknown:
-        return unknown
+    _require_checkout(case, "git.dirty")
     value = case.known("git.dirty")
     if value.value is False:
         return passed("the checkout matches its commit", measurement=value)
@@ -102,7 +96,7 @@ def clean_tree(case: Case) -> Finding:
     paths = ("git_status.txt", "git_diff.patch")
     if case.profile.branch is None:
         return warned(reason, measurement=value, evidence=paths)
-    return invalid(Reason.WRONG_ENVIRONMENT, reason, measurement=value, evidence=paths)
+    return _wrong(reason, value, evidence=paths)
 
 
 def leftovers(case: Case) -> Finding:
@@ -122,10 +116,7 @@ def leftovers(case: Case) -> Finding:
 
 def variables(case: Case) -> Finding:
     """Toggles and variables of the surrounding shell, checked against the installed torch."""
-    value = case.known("env.problems")
-    if value.value:
-        return _wrong(str(value.value), value)
-    value = value.model_copy(update={"value": "no problem"})
+    value = _nothing_told(case, "env.problems", none="no problem")
     note = f"; {value.note}" if value.note else ""
     return passed(f"all variables are known{note}", measurement=value)
 
@@ -134,11 +125,16 @@ def needs(case: Case) -> Finding:
     """INVALID where a launch of this run needs what is not there, such as a package or the hub."""
     if "needs.missing" not in case.evidence.facts:
         return skipped(Reason.NOT_ASKED_FOR, "on nodes of a cluster it was not looked at")
-    value = case.known("needs.missing")
-    if value.value:
-        return _wrong(str(value.value), value)
-    value = value.model_copy(update={"value": "nothing"})
+    value = _nothing_told(case, "needs.missing", none="nothing")
     return passed(value.note or "nothing beside the program", measurement=value)
+
+
+def _nothing_told(case: Case, name: str, *, none: str) -> Measurement:
+    """A fact that tells what is wrong, in the words for `none`; raises INVALID where it does."""
+    value = case.known(name)
+    if value.value:
+        raise _wrong(str(value.value), value)
+    return value.model_copy(update={"value": none})
 
 
 def sequential_prefill(case: Case) -> Finding:
@@ -218,10 +214,9 @@ def cuda(case: Case) -> Finding:
     value = case.known("torch.cuda_available")
     if value.value is not True:
         why = _why_none(case)
-        return invalid(
-            Reason.WRONG_ENVIRONMENT,
+        return _wrong(
             f"torch sees no CUDA device: {why}",
-            measurement=value,
+            value,
             title=f"No GPU that torch can use: profile {case.profile.name} trains on GPUs.",
             clue=f"This profile trains on GPUs, and {why}.",
         )
@@ -235,18 +230,15 @@ def cuda(case: Case) -> Finding:
 def _why_none(case: Case) -> str:
     """The first cause that the facts show."""
     facts = case.evidence.facts
-    built, version, count, installed = (
-        facts.get(name) for name in ("torch.cuda", "torch.version", "gpu.count", "gpu.installed")
-    )
+    built, count = facts.get("torch.cuda"), facts.get("gpu.count")
     if built is not None and built.value is None:
-        return f"torch {version.value if version else ''} was built without CUDA"
+        return f"torch {case.told('torch.version') or ''} was built without CUDA"
     if count is None or count.value is None:
         return count.note if count else "nvidia-smi was not asked"
     if not count.value:
-        hidden = bool(installed and installed.value)
-        return f"all GPUs are hidden ({count.note})" if hidden else "nvidia-smi lists no GPU"
-    old = _too_old(case)
-    return old or "driver and visible devices look right; see collect_env.txt"
+        hidden = f"all GPUs are hidden ({count.note})"
+        return hidden if case.told("gpu.installed") else "nvidia-smi lists no GPU"
+    return _too_old(case) or "driver and visible devices look right; see collect_env.txt"
 
 
 def driver(case: Case) -> Finding:
@@ -262,23 +254,18 @@ def driver(case: Case) -> Finding:
         built = case.fact("torch.cuda")
         suits = f"; torch was built for CUDA {built.value}" if built.value else f"; {built.note}"
         return passed(f"{value.value}{suits}", measurement=value)
-    available = case.evidence.facts.get("torch.cuda_available")
-    if available is not None and available.value is True:
+    if case.told("torch.cuda_available") is True:
         return warned(f"{old}; torch sees the GPUs all the same", measurement=value)
     return _wrong(old, value)
 
 
 def _too_old(case: Case) -> str:
     """Why torch's CUDA cannot run on this driver, or an empty string."""
-    facts = case.evidence.facts
-    here, built = facts.get("gpu.driver"), facts.get("torch.cuda")
-    if not here or not here.value or not built or not built.value:
+    here, built = case.told("gpu.driver"), case.told("torch.cuda")
+    wanted = _OLDEST_DRIVER.get(_numbers(str(built))[0]) if built else None
+    if wanted is None or not here or _numbers(str(here)) >= _numbers(wanted):
         return ""
-    generation = _numbers(str(built.value))[0]
-    wanted = _OLDEST_DRIVER.get(generation)
-    if wanted is None or _numbers(str(here.value)) >= _numbers(wanted):
-        return ""
-    return f"driver {here.value}, but CUDA {built.value} of this torch needs {wanted} or newer"
+    return f"driver {here}, but CUDA {built} of this torch needs {wanted} or newer"
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -371,11 +358,10 @@ def gpu_state(case: Case) -> Finding:
     limit = case.limit("gpu_idle_memory_mib")
     if limit.gated and not limit.holds(float(used.value)):
         return _wrong(f"{float(used.value):.0f} MiB in use before the run", used)
-    broken = _broken(case)
-    if broken:
+    if broken := "; ".join(_broken(case)):
         return _wrong(broken, busy)
-    caps = case.evidence.facts.get("gpu.caps")
-    capped = f"; clocks limited by design: {caps.value}" if caps and caps.value else ""
+    caps = case.told("gpu.caps")
+    capped = f"; clocks limited by design: {caps}" if caps else ""
     return passed(f"no process, {float(used.value):.0f} MiB in use{capped}", measurement=busy)
 
 
@@ -391,20 +377,14 @@ def power_limit(case: Case) -> Finding:
     return passed(value.note, measurement=value)
 
 
-def _broken(case: Case) -> str:
+def _broken(case: Case) -> Iterator[str]:
     """What the card itself reports; facts that it does not report say nothing."""
-    problems = []
-    facts = case.evidence.facts
-    ecc, remap, failure, throttle = (
-        facts.get(f"gpu.{name}")
-        for name in ("ecc_uncorrected", "remap_pending", "remap_failure", "throttle")
-    )
-    if ecc and isinstance(ecc.value, (int, float)) and ecc.value > 0:
-        problems.append(f"{ecc.value:g} uncorrected memory error(s)")
-    if remap and remap.value is True:
-        problems.append("a row remap is pending: reset the GPU")
-    if failure and failure.value is True:
-        problems.append("a row could not be remapped: replace the GPU")
-    if throttle and throttle.value:
-        problems.append(f"throttled: {throttle.value}")
-    return "; ".join(problems)
+    ecc, throttle = case.told("gpu.ecc_uncorrected"), case.told("gpu.throttle")
+    if isinstance(ecc, (int, float)) and ecc > 0:
+        yield f"{ecc:g} uncorrected memory error(s)"
+    if case.told("gpu.remap_pending") is True:
+        yield "a row remap is pending: reset the GPU"
+    if case.told("gpu.remap_failure") is True:
+        yield "a row could not be remapped: replace the GPU"
+    if throttle:
+        yield f"throttled: {throttle}"

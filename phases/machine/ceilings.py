@@ -41,12 +41,13 @@ class CeilingsError(ValueError):
 class Measured:
     """One number of one rank: `rate` in `unit`, from the median of `repeats` times of a call.
 
+    where: the rank and its device, `rank 1 (NVIDIA A100, GPU-1234)`.
     size: of a call, the side of its matrices or its bytes. wrong: what is wrong with its results.
     """
 
     rank: int
+    where: str
     device_type: str
-    device_name: str
     uuid: str | None
     rate: float
     unit: str
@@ -54,13 +55,7 @@ class Measured:
     repeats: int
     size: int
     how: str
-    wrong: str = ""
-
-    @property
-    def where(self) -> str:
-        """`rank 1 (NVIDIA A100, GPU-1234)`."""
-        known = ", ".join(text for text in (self.device_name, self.uuid) if text)
-        return f"rank {self.rank} ({known})" if known else f"rank {self.rank}"
+    wrong: str
 
 
 def read_measured(
@@ -119,10 +114,11 @@ def _measured(rank: Mapping[str, Any], what: Ceiling, nproc: int) -> Measured:
         told = f"{one.get('rate')} {one.get('unit')}"
         raise CeilingsError(f"{where} tells {told}, its sizes and times give {rate:.6g} {unit}")
     device = rank.get("device") or {}
+    known = ", ".join(filter(None, (device.get("name"), device.get("uuid"))))
     return Measured(
         rank=rank["rank"],
+        where=f"rank {rank['rank']}{f' ({known})' if known else ''}",
         device_type=device.get("type") or "unknown",
-        device_name=device.get("name") or "",
         uuid=device.get("uuid"),
         rate=rate,
         unit=unit,
@@ -207,8 +203,7 @@ def slowest(case: Case, what: Ceiling) -> Measurement:
 
 def as_measurement(case: Case, what: Ceiling, one: Measured, name: str = LAUNCH) -> Measurement:
     """A number of one rank with its file."""
-    launch, _ = _launch(case, name)
-    note = f"{one.where}, median; {one.how}"
+    launch, note = case.launch(name), f"{one.where}, median; {one.how}"
     return file_value(launch, "ceilings", str(what), one.rate, one.unit, n=one.repeats, note=note)
 
 
@@ -266,7 +261,7 @@ def _nodes_of(case: Case, what: Ceiling, sick: Sequence[Measured]) -> dict[str, 
 
     None where no node is without one, or of what all ranks do together: that is no node's own.
     """
-    ran = {one.rank: one.node for one in _launch(case)[0].result.ranks if one.node}
+    ran = {one.rank: one.node for one in case.launch(LAUNCH).result.ranks if one.node}
     nodes = tuple(dict.fromkeys(ran[one.rank] for one in sick if one.rank in ran))
     if what is Ceiling.ALL_REDUCE or set(nodes) == set(ran.values()):
         return {}

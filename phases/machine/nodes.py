@@ -6,7 +6,7 @@ A node that differs makes every number of the run one of a mixture, so it is INV
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -37,20 +37,19 @@ def node_rows() -> tuple[Row, ...]:
     return tuple(RowsOf("preflight").one(what, answer) for what, answer in answers.items())
 
 
-def other_nodes(launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+def other_nodes(launch: LaunchEvidence, env: Mapping[str, Any]) -> Iterator[str]:
     """Where a launch ran on another number of nodes than planned, by either of two sources.
 
     torchrun's agents that met, as the trainer was told; and those of the harness, which looked at
     the devices of their nodes.
     """
-    wanted, problems = launch.launch.nodes, []
+    wanted = launch.launch.nodes
     if (wanted > 1 or "nodes" in env) and env.get("nodes") != wanted:
-        problems.append(f"nodes: wanted {wanted}, got {env.get('nodes')}")
+        yield f"nodes: wanted {wanted}, got {env.get('nodes')}"
     seen = (launch.devices_before or {}).get("nodes")
     if (wanted > 1 or seen) and len(seen or ()) != wanted:
         names = f" ({', '.join(seen)})" if seen else ""
-        problems.append(f"nodes with an agent: wanted {wanted}, found {len(seen or ())}{names}")
-    return problems
+        yield f"nodes with an agent: wanted {wanted}, found {len(seen or ())}{names}"
 
 
 def node_names(case: Case) -> tuple[list[str], Measurement]:
@@ -229,13 +228,12 @@ def group_launches(context: PlanContext, phase: str) -> list[Launch]:
 class _Answer:
     """What an all-reduce reached, what is wrong with its results, and whether both are fine."""
 
-    rate: float
     wrong: str
     well: bool
     value: Measurement
 
     def __str__(self) -> str:
-        return self.wrong or f"{self.rate:.4g} {self.value.unit}"
+        return self.wrong or f"{self.value.value:.4g} {self.value.unit}"
 
 
 def _answer(case: Case, name: str = LAUNCH) -> _Answer:
@@ -245,7 +243,6 @@ def _answer(case: Case, name: str = LAUNCH) -> _Answer:
     ranks = (*found, *measured(case, Ceiling.LATENCY, name))
     wrong = next((one.wrong for one in ranks if one.wrong), "")
     return _Answer(
-        rate=found[0].rate,
         wrong=wrong,
         well=not wrong and (not limit.gated or limit.holds(found[0].rate)),
         value=as_measurement(case, Ceiling.ALL_REDUCE, found[0], name),
@@ -296,8 +293,9 @@ def _sick_node(case: Case) -> Finding:
     files = [one.value.path for one in found.values()]
     undecided = partial(inconclusive, Reason.UNDECIDED, measurement=whole.value, evidence=files)
     sick = partial(invalid, Reason.WRONG_ENVIRONMENT, measurement=whole.value, evidence=files)
-    fast = [one.rate for one in found.values() if one.well]
-    slow = [one.rate for one in (whole, *found.values()) if not one.well and not one.wrong]
+    fast = [float(one.value.value) for one in found.values() if one.well]
+    others = [one.value for one in (whole, *found.values()) if not one.well and not one.wrong]
+    slow = [float(one.value) for one in others]
     if all(one.well for one in found.values()):
         return undecided(f"every part is well, not the whole ({text})")
     if fast and slow and max(slow) > CARDS_ALIKE * min(fast):

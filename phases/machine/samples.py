@@ -8,9 +8,10 @@ phase together; what is suspect is told of each launch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from phases.kit import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PERCENT
@@ -64,9 +65,8 @@ def sampled(launch: LaunchEvidence, gpus: Sequence[Mapping[str, Any]], notes: No
         where = f"GPU {gpu.get('index')}"
         if one.empty:
             notes.warnings.append(f"{where} was not sampled while the launch trained")
-        link = gpu.get("link") or {}
-        notes.faults += [f"{where}: {text}" for text in _slow_link(one, link)]
-        for text, fatal in (*_held_back(one), *_others(one), *_low_clock(one, gpu)):
+        found = _slow_link(one, gpu.get("link") or {}), _held_back(one), _others(one)
+        for text, fatal in chain(*found, _low_clock(one, gpu)):
             (notes.faults if fatal else notes.warnings).append(f"{where}: {text}")
     if "other_processes" not in frame or not bool(frame["other_processes"].notna().any()):
         notes.seen.append("whose processes compute was not told")
@@ -80,8 +80,7 @@ def _in_steps(launch: LaunchEvidence) -> Frame | None:
     seconds = sampled_at(launch, frame)
     if seconds is None:
         return None
-    begin, end = float(steps["ts"].iloc[0]), float(steps["ts"].iloc[-1])
-    return frame[(seconds >= begin) & (seconds <= end)]
+    return frame[seconds.between(steps["ts"].iloc[0], steps["ts"].iloc[-1])]
 
 
 def _of(frame: Frame, gpu: Mapping[str, Any]) -> Frame:
@@ -91,52 +90,52 @@ def _of(frame: Frame, gpu: Mapping[str, Any]) -> Frame:
     return frame[frame["index"] == gpu.get("index")]
 
 
-def _slow_link(frame: Frame, link: Mapping[str, Any]) -> list[str]:
+# What is told of a GPU, and whether it is a fault.
+_Found = Iterator[tuple[str, bool]]
+
+
+def _slow_link(frame: Frame, link: Mapping[str, Any]) -> _Found:
     """A link that never reached its best under load: resting, it may run slower, working not."""
-    found = []
     for column, best, word in (
         ("pcie_gen", link.get("gen_max"), "generation"),
         ("pcie_width", link.get("width"), "width"),
     ):
         values = [float(v) for v in frame[column].dropna()] if column in frame else []
         if best and len(values) >= FEWEST and max(values) < float(best):
-            found.append(f"PCIe {word} {max(values):g} under load, {float(best):g} possible")
-    return found
+            yield f"PCIe {word} {max(values):g} under load, {float(best):g} possible", True
 
 
-def _held_back(frame: Frame) -> list[tuple[str, bool]]:
-    """Each kind of throttling with its share of the samples; True where the share is too large."""
+def _held_back(frame: Frame) -> _Found:
+    """Each kind of throttling with its share of the samples."""
     if "throttle_reasons" not in frame:
-        return []
+        return
     masks = [_mask(text) for text in frame["throttle_reasons"].astype(str)]
     known = [mask for mask in masks if mask is not None]
-    found = []
     for bit, words in _THROTTLES.items():
         hit = sum(bool(mask & bit) for mask in known)
         if hit:
             share = hit / len(known)
             text = f"{words} in {hit} of {len(known)} samples, allowed: {THROTTLED_SHARE:.0%}"
-            found.append((text, share > THROTTLED_SHARE))
-    return found
+            yield text, share > THROTTLED_SHARE
 
 
-def _low_clock(frame: Frame, gpu: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """The usual SM clock while the GPU works, where it is far under the highest; True: a fault."""
+def _low_clock(frame: Frame, gpu: Mapping[str, Any]) -> _Found:
+    """The usual SM clock while the GPU works, where it is far under the highest."""
     if frame.empty or "utilization_percent" not in frame:
-        return []
+        return
     clocks = frame.get("sm_clock_mhz")
     highest = gpu.get("sm_max_mhz")
     if clocks is None or not bool(clocks.notna().any()) or not highest:
-        return [("its SM clock, or the highest, was not told", False)]
+        yield "its SM clock, or the highest, was not told", False
+        return
     working = clocks[frame["utilization_percent"] > WORKING_PERCENT].dropna()
-    if len(working) < FEWEST or float(working.median()) >= CLOCK_LEAST * float(highest):
-        return []
-    text = (
-        f"SM clock {float(working.median()):g} MHz of {float(highest):g} in {len(working)} samples "
-        f"in which it worked, at least {CLOCK_LEAST:.0%} is usual (nvidia-smi -rgc and -rac take "
-        "set clocks back; else look at power and cooling)"
-    )
-    return [(text, True)]
+    if len(working) >= FEWEST and float(working.median()) < CLOCK_LEAST * float(highest):
+        text = (
+            f"SM clock {float(working.median()):g} MHz of {float(highest):g} in {len(working)} "
+            f"samples in which it worked, at least {CLOCK_LEAST:.0%} is usual (nvidia-smi -rgc and "
+            "-rac take set clocks back; else look at power and cooling)"
+        )
+        yield text, True
 
 
 def _mask(text: str) -> int | None:
@@ -146,16 +145,13 @@ def _mask(text: str) -> int | None:
         return None
 
 
-def _others(frame: Frame) -> list[tuple[str, bool]]:
+def _others(frame: Frame) -> _Found:
     """Processes of somebody else that computed there; seen once, one may have been ending."""
-    if "other_processes" not in frame:
-        return []
-    shared = frame[frame["other_processes"] > 0]
-    if shared.empty:
-        return []
-    names = shared["others"].iloc[-1] if "others" in shared else ""
-    text = f"another process computed there ({names or 'unnamed'}) in {len(shared)} samples"
-    return [(text, len(shared) >= OTHERS_SAMPLES)]
+    shared = frame[frame["other_processes"] > 0] if "other_processes" in frame else frame[:0]
+    if not shared.empty:
+        names = shared["others"].iloc[-1] if "others" in shared else ""
+        text = f"another process computed there ({names or 'unnamed'}) in {len(shared)} samples"
+        yield text, len(shared) >= OTHERS_SAMPLES
 
 
 def sampled_at(launch: LaunchEvidence, frame: Frame) -> Column | None:
@@ -285,7 +281,7 @@ def _in_timed_steps(case: Case, name: str, launch: LaunchEvidence, frame: Frame)
     if begin is None or end is None:
         raise missing(f"{name}: its heartbeats lack the steps that the throughput rests on")
     first, last = float(begin) + _AVERAGED_S, float(end)
-    timed = (seconds >= first) & (seconds <= last)
+    timed = seconds.between(first, last)
     latest = float(seconds[timed].max()) if timed.any() else first
     if last - latest > max(_SILENT_S, _SILENT_SHARE * (last - first)):
         reason = f"{name}: no samples in the last {last - latest:.1f} s of its timed steps"

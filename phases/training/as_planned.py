@@ -6,7 +6,7 @@ concluded from one that did nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from nsa.contract import INSTEAD, proof_text
@@ -31,14 +31,14 @@ def as_planned(case: Case, name: str) -> Finding:
     if other := other_checkpoint(launch, env):
         paths = (launch.path("env"),)
         return invalid(Reason.MISMATCH, f"{name}: {other}", evidence=paths, topic="resume")
-    workload, config = _workload_problems(case, env), _config_problems(launch, env)
+    workload, config = _workload_problems(case, env), list(_config_problems(launch, env))
     problems = [
         *_plan_problems(launch, env),
         *workload,
         *data_problems(launch, env),
         *config,
         *_model_problems(case, env),
-        *other_software(case, launch, env),
+        *_other_software(case, launch, env),
     ]
     if problems:
         reason = f"{name}: {'; '.join(problems)}"
@@ -56,14 +56,13 @@ def as_planned(case: Case, name: str) -> Finding:
     return passed(reason, measurement=value)
 
 
-def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
-    problems = []
+def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> Iterator[str]:
     token, expected = env.get("run_token"), launch.result.run_token
     if expected and token != expected:
-        problems.append("env.json is of another launch")
+        yield "env.json is of another launch"
     if env.get("world_size") != launch.launch.nproc:
-        problems.append(f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}")
-    problems += other_nodes(launch, env)
+        yield f"world size: wanted {launch.launch.nproc}, got {env.get('world_size')}"
+    yield from other_nodes(launch, env)
     got = recorded_toggles(env)
     for key, text in launch.launch.env.items():
         if (
@@ -71,8 +70,7 @@ def _plan_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
             and TOGGLES[key].reader == "trainer"
             and got.get(key) != TOGGLES[key].parse(text)
         ):
-            problems.append(f"{key}: wanted {text}, got {got.get(key)}")
-    return problems
+            yield f"{key}: wanted {text}, got {got.get(key)}"
 
 
 def _workload_problems(case: Case, env: dict[str, Any]) -> list[str]:
@@ -104,14 +102,14 @@ def data_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
     return [f"dataset: wanted {asked}, got {got}{why}"]
 
 
-def _config_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
+def _config_problems(launch: LaunchEvidence, env: dict[str, Any]) -> Iterator[str]:
     """A key of the config file, or of the plan's changes of it, that the trainer did not take.
 
     Flags and toggles go over the file, and are asked about elsewhere. The schedule of the learning
     rate is as long as the file says, or as what the launch was told to train.
     """
     if launch.config is None:
-        return []
+        return
     told = launch.launch
     meant = {
         f"{section}.{key}": value
@@ -121,27 +119,23 @@ def _config_problems(launch: LaunchEvidence, env: dict[str, Any]) -> list[str]:
     over = {key for name, key in CONFIG_TOGGLES.items() if name in told.env}
     over |= {key for key, (flag, *_) in OVERRIDES.items() if option(told.argv, flag)}
     config = env.get("config") or {}
-    problems = []
     for name, value in meant.items():
         section, _, key = name.partition(".")
         got = (config.get(section) or {}).get(key)
         if name not in over and got != value:
-            problems.append(f"{name}: the config says {value}, it trained with {got}")
+            yield f"{name}: the config says {value}, it trained with {got}"
     effective = env.get("effective") or {}
     run_steps = int(option(told.argv, "--run-steps") or 0)
     lengths = meant.get("train.steps"), run_steps, effective.get("steps")
     wanted = max(steps for steps in lengths if isinstance(steps, int))
     if effective.get("schedule_steps") != wanted:
-        problems.append(f"schedule: wanted {wanted} steps, got {effective.get('schedule_steps')}")
-    return problems
+        yield f"schedule: wanted {wanted} steps, got {effective.get('schedule_steps')}"
 
 
 def _model_problems(case: Case, env: dict[str, Any]) -> list[str]:
     """A plan behind a GO trains the model of that run, by its number of parameters."""
     plan, count = case.profile.plan, (env.get("effective") or {}).get("n_params")
-    if plan is None or plan.parameters in (0, count):
-        return []
-    if not stands_on_go(case.profile, case.phase):
+    if plan is None or plan.parameters in (0, count) or not stands_on_go(case.profile, case.phase):
         return []
     behind = plan.go.partition(":")[0]
     return [f"parameters: {plan.parameters} in {behind}, which was GO, got {count}"]
@@ -159,7 +153,7 @@ _SAME = {
 _ALWAYS_TOLD = ("torch", "cuda", "nccl")
 
 
-def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> list[str]:
+def _other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> Iterator[str]:
     """`torch: preflight saw 2.13.0, it ran on 2.9.0` for each version that is another.
 
     Nothing where preflight is not part of the run. On a profile with GPUs a version that env.json
@@ -168,25 +162,21 @@ def other_software(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -
     """
     versions, package = env.get("versions") or {}, env.get("package") or {}
     told = [(name, fact, versions.get(name), "it ran on") for name, fact in _SAME.items()]
-    problems = []
     if folders := other_folder(case, launch, env):
-        problems.append(folders)
+        yield folders
     elif not launch.launch.commit:
         if ran := _other_digest(case, package):
             began = f"{case.context.package} as the run began"
-            problems.append(f"package.sha256: {began}, it ran {ran}: code was changed")
+            yield f"package.sha256: {began}, it ran {ran}: code was changed"
         told.append(("package.sha256", "package.sha256", package.get("sha256"), "it ran"))
     asked = launch.devices_before or {}
     counted = asked.get("driver") if asked.get("source") else None
     told.append(("driver", _SAME["driver"], counted, "the launch began with"))
     for name, fact, value, how in told:
-        seen = case.evidence.facts.get(fact)
+        seen = case.told(fact)
         owed = name in _ALWAYS_TOLD and case.profile.has_gpu
-        if seen is None or seen.value is None or (value is None and not owed):
-            continue
-        if value != seen.value:
-            problems.append(f"{name}: preflight saw {seen.value}, {how} {value}")
-    return problems
+        if seen not in (None, value) and (value is not None or owed):
+            yield f"{name}: preflight saw {seen}, {how} {value}"
 
 
 def other_folder(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> str:
@@ -197,9 +187,8 @@ def other_folder(case: Case, launch: LaunchEvidence, env: Mapping[str, Any]) -> 
     """
     package = env.get("package") or {}
     ours, theirs = case.context.package_path, str(package.get("path") or "")
-    seen = case.evidence.facts.get("package.path")
-    if seen is not None and seen.value is not None:
-        ours = str(seen.value)
+    if (seen := case.told("package.path")) is not None:
+        ours = str(seen)
     elif not _other_digest(case, package):
         return ""
     if launch.launch.commit or not (ours and theirs) or ours == theirs:

@@ -7,7 +7,7 @@ of loss it is nobody tells, so that it is held against itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from phases.kit.case import Case, once
@@ -66,7 +66,7 @@ def own_plausible(case: Case, name: str) -> Finding:
     """Can the log be that of this launch: its steps, its loss, its times?"""
     log, launch = case.log(name), case.launch(name)
     require_finite(case, name, invalid, Reason.NOT_PLAUSIBLE)
-    problems = [*_step_problems(log, launch.launch.steps), *loss_problems(log)]
+    problems = [*_step_problems(log, launch.launch.steps), *_loss_problems(log)]
     seconds = float(log.frame["dt_s"].sum())
     if seconds > launch.result.duration_s + 1.0:
         problems.append(f"its rows came in {seconds:.1f} s of {launch.result.duration_s:.1f} s")
@@ -79,15 +79,14 @@ def own_plausible(case: Case, name: str) -> Finding:
     return passed(reason, measurement=value)
 
 
-def _step_problems(log: TrainingLog, planned: int) -> list[str]:
+def _step_problems(log: TrainingLog, planned: int) -> Iterator[str]:
     steps = log.frame["step"]
     # Steps between two rows of the log, which several may have come at once.
     last, usual = int(steps.iloc[-1]), max(1, int(log.frame["steps"].min()))
     if last > planned:
-        return [f"its log goes to step {last}, {planned} were asked for: does it take {{steps}}?"]
+        yield f"its log goes to step {last}, {planned} were asked for: does it take {{steps}}?"
     if last < planned - usual:
-        return [f"its log ends at step {last} of {planned}"]
-    return []
+        yield f"its log ends at step {last} of {planned}"
 
 
 def _timed(log: TrainingLog) -> tuple[int, Frame]:
@@ -218,22 +217,22 @@ def require_finite(case: Case, name: str, told: Callable[..., Finding], code: Re
         raise told(code, f"{reason}first at step {first}", measurement=value, follows=follows)
 
 
-def loss_problems(log: TrainingLog) -> list[str]:
+def _loss_problems(log: TrainingLog) -> Iterator[str]:
     """What no loss that is finite in every row can be."""
     losses = log.frame["loss"]
     if len(losses) >= 3 and losses.nunique() == 1:
-        return [f"its loss is {losses.iloc[0]:g} in each of {len(losses)} rows"]
+        yield f"its loss is {losses.iloc[0]:g} in each of {len(losses)} rows"
+        return
     zeros = log.frame["zeros"]
     before = losses[(zeros > 0).cummax().eq(other=False)]
     # One that comes near 0 may be rounded to it.
     if zeros.any() and len(before) and before.iloc[-1] > _NEAR_ZERO * before.iloc[0]:
         step = int(log.frame.loc[zeros > 0, "step"].iloc[0])
-        return [
+        yield (
             f"its loss is exactly 0 in {int(zeros.sum())} rows, the first at step {step} after "
             f"{before.iloc[-1]:.4g}: some trainers print one that is no number so (transformers "
             "without logging_nan_inf_filter=False)"
-        ]
-    return []
+        )
 
 
 def norms_not_finite(log: TrainingLog) -> str:

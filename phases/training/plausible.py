@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nsa.toggles import TOGGLES
@@ -69,49 +69,45 @@ def other_checkpoint(launch: LaunchEvidence, env: Mapping[str, Any]) -> str:
     return f"{text}; refused: {', '.join(refused)}" if refused else text
 
 
-def step_problems(log: TrainingLog, *, after: int = 0) -> list[str]:
+def step_problems(log: TrainingLog, *, after: int) -> Iterator[str]:
     """The rows are steps 1, 2, 3 and so on; of a resumed launch the ones after its checkpoint."""
     for row, step in enumerate(log.frame["step"].tolist(), start=1):
         if step != after + row:
-            return [f"row {row} is step {int(step)}: steps are missing or added"]
-    return []
+            yield f"row {row} is step {int(step)}: steps are missing or added"
+            return
 
 
 def token_problems(
-    log: TrainingLog, effective: dict[str, Any], planned: int, *, stopped: bool = False
-) -> list[str]:
+    log: TrainingLog, effective: dict[str, Any], planned: int, *, stopped: bool
+) -> Iterator[str]:
     """Rows and tokens against steps x global batch x S; fewer rows only after an early stop."""
-    problems, rows = [], len(log.frame)
-    per_step = effective.get("tokens_per_step")
+    rows, per_step = len(log.frame), effective.get("tokens_per_step")
     product = math.prod(
         int(effective.get(key) or 0) for key in ("seq_len", "global_batch", "accumulation")
     )
     if per_step != product:
-        problems.append(f"tokens per step {per_step}, but S x batch x accumulation is {product}")
+        yield f"tokens per step {per_step}, but S x batch x accumulation is {product}"
     total = int(log.frame["tokens"].sum())
     if per_step and total != rows * per_step:
-        problems.append(f"{total} tokens in {rows} steps, expected {rows * per_step}")
+        yield f"{total} tokens in {rows} steps, expected {rows * per_step}"
     if rows != planned and not (stopped and rows < planned):
-        problems.append(f"{rows} rows for {planned} steps")
-    return problems
+        yield f"{rows} rows for {planned} steps"
 
 
-def time_problems(log: TrainingLog, duration_s: float) -> list[str]:
+def time_problems(log: TrainingLog, duration_s: float) -> Iterator[str]:
     """Step times give the rates beside them, and fit into the launch."""
     dt = log.frame["dt_s"].to_numpy(dtype=float)
-    problems = []
     rates = log.frame["tokens"].to_numpy(dtype=float) / dt
     shown = log.frame["toks_per_s"].to_numpy(dtype=float)
     off = abs(shown / rates - 1.0) > RATE_TOLERANCE
     if bool(off.any()):
         step = int(log.frame["step"].to_numpy()[off][0])
-        problems.append(f"toks_per_s is not tokens / dt_s at step {step}")
+        yield f"toks_per_s is not tokens / dt_s at step {step}"
     if duration_s > 0 and float(dt.sum()) > duration_s:
-        problems.append(f"steps sum to {dt.sum():.1f} s in a launch of {duration_s:.1f} s")
-    return problems
+        yield f"steps sum to {dt.sum():.1f} s in a launch of {duration_s:.1f} s"
 
 
-def loss_problems(log: TrainingLog, effective: dict[str, Any], *, fresh: bool = True) -> list[str]:
+def loss_problems(log: TrainingLog, effective: dict[str, Any], *, fresh: bool) -> Iterator[str]:
     """The loss starts near ln(vocabulary) and its mean never falls below the data's floor.
 
     A model that is not `fresh` starts anywhere below.
@@ -119,37 +115,33 @@ def loss_problems(log: TrainingLog, effective: dict[str, Any], *, fresh: bool = 
     losses = log.frame["loss"].to_numpy(dtype=float)
     vocabulary = int(effective.get("vocab_size") or 0)
     if vocabulary < 2:
-        return ["env.json has no vocabulary size"]
+        yield "env.json has no vocabulary size"
+        return
     if not bool((abs(losses) < math.inf).all()):
-        return ["the loss is not finite in every step"]
-    problems, start = [], math.log(vocabulary)
+        yield "the loss is not finite in every step"
+        return
+    start = math.log(vocabulary)
     if len(losses) >= _ALIKE and len(set(losses.tolist())) == 1:
-        problems.append(f"the loss is {losses[0]} in each of {len(losses)} steps")
+        yield f"the loss is {losses[0]} in each of {len(losses)} steps"
     odd = losses[(losses < 0) | (losses > LOSS_MOST * start)]
     if len(odd):
         at = int((losses == odd[0]).argmax())
-        problems.append(
-            f"the loss is {odd[0]:g} at step {int(log.frame['step'].iloc[at])}, "
-            "which no cross-entropy can be"
-        )
+        step = int(log.frame["step"].iloc[at])
+        yield f"the loss is {odd[0]:g} at step {step}, which no cross-entropy can be"
     if fresh and not abs(losses[0] / start - 1.0) <= START_TOLERANCE:
-        problems.append(f"first loss {losses[0]:.3f}, far from ln({vocabulary}) = {start:.3f}")
+        yield f"first loss {losses[0]:.3f}, far from ln({vocabulary}) = {start:.3f}"
     floor = effective.get("loss_floor")
     if floor is not None:
-        problems += _floor_problems(losses, float(floor))
-    return problems
+        yield from _floor_problems(losses, float(floor))
 
 
-def _floor_problems(losses: FloatArray, floor: float) -> list[str]:
+def _floor_problems(losses: FloatArray, floor: float) -> Iterator[str]:
     """A mean over the last window below the floor by more than its noise: the future was seen."""
     last = losses[-LOSS_WINDOW:]
     noise = 4.0 * float(last.std()) / math.sqrt(len(last))
     mean = float(last.mean())
     if mean < floor - max(FLOOR_SLACK, noise):
-        return [
-            f"mean loss {mean:.3f} of the last {len(last)} steps is below the floor {floor:.3f}"
-        ]
-    return []
+        yield f"mean loss {mean:.3f} of the last {len(last)} steps is below the floor {floor:.3f}"
 
 
 def mfu_of(env: Mapping[str, Any], toks_per_s: float, peak_tflops: float | None) -> float | None:

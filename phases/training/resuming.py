@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
+from typing import NamedTuple
 
 from nsa.contract import checkpoint_step
 from phases.kit import CHECKPOINTS_KEPT, RESUMED_TOLERANCE
@@ -81,8 +81,8 @@ def resumed(case: Case, first: str, others: Sequence[str]) -> Finding:
     largest = max((one.largest for one in apart), default=0.0)
     after = case.log(others[-1])
     base = log_value(after, "loss_last", float(after.frame["loss"].iloc[-1]), "nats")
-    files = [base, log_value(before, "loss", 0.0, "nats")]
-    value = derived(base, name="resumed_loss", value=largest, unit="", also=files)
+    also = [log_value(before, "loss", 0.0, "nats")]
+    value = derived(base, name="resumed_loss", value=largest, unit="", also=also)
     took = [_slowest(rank) for rank in case.completed(first).ranks if rank.checkpoints]
     told = f"; the checkpoint took {max(took):.2f} s to write" if took else ""
     if problems := [text for one in apart for text in one.problems]:
@@ -94,8 +94,7 @@ def resumed(case: Case, first: str, others: Sequence[str]) -> Finding:
     return passed(f"steps {steps} give the same losses{same}, {how}{told}", measurement=value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Apart:
+class _Apart(NamedTuple):
     """Two launches' common steps: how far the losses are apart, what differs, equal checkpoints."""
 
     steps: Sequence[int]
@@ -108,7 +107,7 @@ def _apart(case: Case, first: str, second: str) -> _Apart:
     """How `second` does the steps of `first`. Raises a finding where it did others."""
     before, after, launch = case.log(first), case.log(second), case.launch(second)
     if other := other_checkpoint(launch, case.env(second)) or _other_end(case, launch):
-        return _Apart(steps=[launch.after], largest=0.0, problems=[f"{second}: {other}"], saves=0)
+        return _Apart([launch.after], largest=0.0, problems=[f"{second}: {other}"], saves=0)
     unlike = alike(case, [first, second])
     if launch.launch.stop is not None and unlike.outcome is not Outcome.PASS:
         raise unlike
@@ -145,9 +144,8 @@ def _apart(case: Case, first: str, second: str) -> _Apart:
             f"{at} its checkpoints of steps {', '.join(map(str, differ))} hold something else than "
             f"those of {first} (weights, optimizer, random states, scaler or places in the data)"
         )
-    return _Apart(
-        steps=common, largest=float(apart.max()), problems=problems, saves=len(known) - len(differ)
-    )
+    saves = len(known) - len(differ)
+    return _Apart(common, largest=float(apart.max()), problems=problems, saves=saves)
 
 
 def _other_end(case: Case, launch: LaunchEvidence) -> str:

@@ -86,11 +86,8 @@ def heartbeats(case: Case, name: str) -> Finding:
         reason = f"{name}: {in_a_row(problems)}"
         return failed(Reason.MISMATCH, reason, evidence=paths, topic="stall")
     value = rank_value(launch.ranks[0], "steps_ended", float(planned), "steps")
-    return passed(
-        f"progress and step_end of all {planned} steps, each begun by step_start",
-        measurement=value,
-        evidence=paths,
-    )
+    text = f"progress and step_end of all {planned} steps, each begun by step_start"
+    return passed(text, measurement=value, evidence=paths)
 
 
 def past_step_5(case: Case, name: str) -> Finding:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from phases.kit import playbook as book
 from phases.kit.finding import ending
-from phases.kit.playbook import playbook, remedy_for, situation_of, told
+from phases.kit.playbook import Situation, playbook, situation_of, told
 from runbook.config import registry
 from runbook.records import Kind, LaunchStatus, Reason
 from runbook.records.outcome import STEP
@@ -20,6 +21,10 @@ from tests.phases.answers import ON_A_CPU, ON_TWO_A100
 PHASES = registry.phases()
 BY_TOPIC, BY_REASON = playbook().by_topic, playbook().by_reason
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "phases.md"
+
+
+def remedy_for(topic: str, code: Reason, now: Situation, *, own: str = "") -> str:
+    return told(book.remedy_for(topic, code, now, own=own), now)
 
 
 _OURS = (
