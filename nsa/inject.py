@@ -158,9 +158,9 @@ def loss_as(change: Callable[[Any], Any]) -> Install:
 # -- the faults ------------------------------------------------------------------------------------
 
 
-def _exit_with_static_graph(_engine: Any) -> None:
+def _exit_with_static_graph(engine: Any) -> None:
     """A fault that a toggle brings about: for the triage, which has to find the toggle."""
-    if os.environ.get("NSA_DDP_STATIC_GRAPH") == "1":
+    if engine.plan.toggles.flag("NSA_DDP_STATIC_GRAPH"):
         os._exit(7)
 
 

@@ -254,29 +254,6 @@ def _backward(grad_out: Tensor, q: Tensor, keys: Tensor, values: Tensor, cut: _C
     return dq.to(q.dtype), dk, dv
 
 
-class _Compressed(torch.autograd.Function):
-    """q [B,G,S,h,Dk], scaled keys [B*G,N,Dk], values [B*G,N,Dv] to output and blocks."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, keys: Tensor, values: Tensor, cfg: NSAConfig
-    ) -> tuple[Tensor, Tensor]:
-        """Output [B,G,S,h,Dv], blocks [B,G,S,n_sel]."""
-        ctx.cut = _Cut.of(q, keys, cfg)
-        out, blocks = _forward(q, keys, values, ctx.cut, cfg)
-        ctx.save_for_backward(q, keys, values)
-        ctx.mark_non_differentiable(blocks)
-        ctx.set_materialize_grads(False)  # no zeros in place of the blocks' gradient
-        return out, blocks
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, keys and values."""
-        q, keys, values = ctx.saved_tensors
-        return *_backward(grad_out, q, keys, values, ctx.cut), None
-
-
 def _fake(q: Tensor, _: Tensor, values: Tensor, cfg: str) -> tuple[Tensor, Tensor]:
     out = values.new_empty(*q.shape[:4], values.shape[2])
     return out, q.new_empty(*q.shape[:3], config_of(cfg).n_sel, dtype=torch.int64)
@@ -284,7 +261,9 @@ def _fake(q: Tensor, _: Tensor, values: Tensor, cfg: str) -> tuple[Tensor, Tenso
 
 @operator(_fake)
 def choosing(q: Tensor, keys: Tensor, values: Tensor, cfg: str) -> tuple[Tensor, Tensor]:
-    """`_Compressed` for a compiler, which is not to see what chooses blocks, nor its precision."""
+    """Output [B,G,S,h,Dv] and blocks [B,G,S,n_sel] of q [B,G,S,h,Dk], scaled keys [B*G,N,Dk] and
+    values [B*G,N,Dv]. A compiler is not to see what chooses blocks, nor its precision.
+    """
     shape = config_of(cfg)
     return _forward(q, keys, values, _Cut.of(q, keys, shape), shape)
 
@@ -305,10 +284,7 @@ def _compressed(q: Tensor, x: Branches, cfg: NSAConfig) -> tuple[Tensor, Tensor]
     """
     q, k, v = (t.transpose(1, 2) for t in (q, *_pooled(x, cfg)))
     keys, values = (k * cfg.d_k**-0.5).flatten(0, 1), v.flatten(0, 1)
-    if torch.compiler.is_compiling():
-        out, blocks = choosing(q, keys, values, told(cfg))
-    else:
-        out, blocks = _Compressed.apply(q, keys, values, cfg)  # type: ignore[no-untyped-call]
+    out, blocks = choosing(q, keys, values, told(cfg))
     return out.transpose(1, 2), blocks.transpose(1, 2).contiguous()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from nsa.contract import RUN_TOKEN_VARIABLE
 from runbook.cli import main
-from runbook.launch import StopRequest
+from runbook.launch.observer import StopRequest
 from runbook.records import LaunchResult, LaunchStatus
 from runbook.tools.drill import FAULTS, DrillReport, Fault, judge_scene, run_drill
 from runbook.tools.drill.scene import Scene, drill_launch
