@@ -109,8 +109,9 @@ def test_the_trace_holds_the_range_that_nvtx_promises(everything: Launch) -> Non
     assert [b["took_effect"] for b in effects] == [True]
 
 
-# A large block is freed, which raises malloc's threshold; then 16 of 4 MiB, each with a small one
-# that stays behind it, so that nothing of them is at the end of the heap when they are freed.
+# A large block is freed, which raises malloc's threshold; then 16 of 4 MiB, each with one that
+# stays behind it, so that nothing of them is at the end of the heap when they are freed. It is too
+# large for the holes that a module leaves which Python has just compiled.
 _FREED = """
 import ctypes, sys
 from nsa.launch.output import ResidentMemory, keep_no_large_block
@@ -126,7 +127,7 @@ before, held = memory.mib(), []
 for _ in range(16):
     held.append(libc.malloc(4 << 20))
     libc.memset(held[-1], 1, 4 << 20)
-    libc.memset(libc.malloc(4096), 1, 4096)
+    libc.memset(libc.malloc(256 << 10), 1, 4096)
 for block in held:
     libc.free(block)
 print(memory.mib() - before)
