@@ -158,12 +158,13 @@ class _Reader:
         """What a cell of this column holds, NaN and infinities included. Raises ValueError."""
         if name in self.spec.text:
             return cell
-        if not cell.strip() and name not in self.spec.filled | self.spec.whole:
+        whole = name in self.spec.whole
+        if not (whole or name in self.spec.filled or cell.strip()):
             return math.nan
         if "_" in cell:  # Python reads 1_000 as a number; no trainer writes that
             raise ValueError(cell)
         number = float(cell)
-        if name in self.spec.whole and not _all_whole(number):
+        if whole and not (abs(number) <= _LARGEST_EXACT and number.is_integer()):
             raise ValueError(cell)
         return number
 
@@ -222,8 +223,8 @@ def _all_plain(block: bytes, columns: int) -> bool:
     return bool(said[:, -1].all()) and not said[:, :-1].any()
 
 
-def _all_whole(values: npt.NDArray[np.float64] | float) -> bool:
+def _all_whole(values: npt.NDArray[np.float64]) -> bool:
     """Finite, without a fraction, and small enough to be exact in a float64."""
     import numpy as np
 
-    return bool(np.all((np.abs(values) <= _LARGEST_EXACT) & (values == np.floor(values))))
+    return bool(((np.abs(values) <= _LARGEST_EXACT) & (values == np.floor(values))).all())
