@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 
 from nsa.contract import RUN_TOKEN_VARIABLE, is_secret_name
 from runbook.process.subreaper import packed
@@ -29,24 +29,14 @@ _KILLED_WITHIN_S = 2.0
 
 
 def start(
-    command: Sequence[str],
-    environment: Mapping[str, str],
-    *,
-    stdin: int = subprocess.DEVNULL,
-    stdout: int | IO[bytes] | None = None,
-    stderr: int | IO[bytes] | None = None,
-    cwd: Path | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own. Raises `OSError` if nothing can be started."""
-    return subprocess.Popen(
-        list(command),
-        env=dict(environment),
-        cwd=cwd,
-        stdin=stdin,
-        stdout=stdout,
-        stderr=stderr,
-        start_new_session=True,
-    )
+    command: Sequence[str], environment: Mapping[str, str], **options: Any
+) -> subprocess.Popen[Any]:
+    """Start `command` in a session of its own. Raises `OSError` if nothing can be started.
+
+    `options` are those of `Popen`; it reads nothing unless they say so.
+    """
+    own = {"stdin": subprocess.DEVNULL, "start_new_session": True}
+    return subprocess.Popen(list(command), env=dict(environment), **{**own, **options})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,16 +76,15 @@ def run_tool(
     }
     environment |= variables
     try:
-        process = subprocess.Popen(
+        process = start(
             argv,
-            env=environment,
+            environment,
             cwd=cwd,
             stdin=subprocess.PIPE if given else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors=errors,
-            start_new_session=True,
         )
     except OSError as error:
         return ToolResult(stdout="", stderr="", problem=f"{argv[0]}: {error.strerror or error}")
