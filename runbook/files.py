@@ -19,7 +19,7 @@ from runbook.errors import RunbookError, UsageError
 
 def write_atomic(path: Path, text: str) -> None:
     """`write_whole` of a text."""
-    from nsa.contract import write_whole
+    from nsa.contract.writing import write_whole
 
     write_whole(path, text.encode())
 
@@ -156,9 +156,9 @@ def page(name: str) -> str:
 
 def shipped_data(name: str) -> Any:
     """What a YAML file of the shipped configs holds; `name` is its path there, without the end."""
-    import yaml
+    from nsa.strict_yaml import shipped
 
-    return yaml.safe_load((data_path("configs") / f"{name}.yaml").read_text("utf-8"))
+    return shipped(data_path("configs") / f"{name}.yaml")
 
 
 def near(path: str | Path) -> str:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nsa.contract import HEARTBEATS, Event, Phase, memory_file, write_whole
+from nsa.contract import HEARTBEATS, Event, Phase, memory_file
+from nsa.contract.writing import write_whole
 
 
 class RecordWriteError(OSError):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from nsa import contract, torch_env
-from nsa.contract import RUN_TOKEN_VARIABLE, STACKDUMPS, ExitCode
+from nsa.contract import RUN_TOKEN_VARIABLE, STACKDUMPS, ExitCode, writing
 from nsa.launch.output import Heartbeat, shout
 from nsa.launch.plan import Place
 from nsa.settings import ConfigError
@@ -232,8 +232,8 @@ def link_latest(run_dir: Path, out_dir: str) -> None:
 
     That is what a relative `out_dir` begins with, `artifacts`, whose link the harness moves too.
     """
-    contract.link_latest(run_dir.parent, run_dir)
+    writing.link_latest(run_dir.parent, run_dir)
     top = Path(Path(out_dir).parts[0]).resolve()
     if not Path(out_dir).is_absolute() and run_dir.parent.is_relative_to(top):
         with suppress(OSError):  # whatever has that name there is not the trainer's affair
-            contract.link_latest(top, run_dir)
+            writing.link_latest(top, run_dir)

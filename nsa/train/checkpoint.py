@@ -30,15 +30,9 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
-from nsa.contract import (
-    CHECKPOINTS_DIR,
-    CHECKSUMS_JSON,
-    Event,
-    Phase,
-    checkpoint_name,
-    sync_folder,
-)
+from nsa.contract import CHECKPOINTS_DIR, CHECKSUMS_JSON, Event, Phase, checkpoint_name
 from nsa.contract.digests import identity_of, sha256_of
+from nsa.contract.writing import sync_folder
 from nsa.launch.output import Heartbeat, RecordWriteError, say, write_json
 from nsa.launch.ranks import SAVING_GROUP
 from nsa.settings import TrainSection

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
-from nsa.contract import LATEST_LINK, link_latest
+from nsa.contract import LATEST_LINK
+from nsa.contract.writing import link_latest
 from runbook.config.registry import Judgement, Phase
 from runbook.engine import RunInFolder, missing_rows, record_of
 from runbook.engine.earlier import keep_accepted

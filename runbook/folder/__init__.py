@@ -108,7 +108,7 @@ class Journal:
     @classmethod
     def create(cls, run_root: Path) -> Journal:
         """A new journal. Raises `FileExistsError` if the folder has one."""
-        from nsa.contract import sync_folder
+        from nsa.contract.writing import sync_folder
 
         path = run_root / EVENTS_FILE
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
