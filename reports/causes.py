@@ -31,9 +31,9 @@ from runbook.records import (
     Reason,
     RunRecord,
 )
+from runbook.records.invocation import edited
 from runbook.records.launch import RESUME_FLAG
 from runbook.records.outcome import STEP
-from runbook.records.run import edited
 
 _SHOWN_PATHS = 3
 _SHOWN_ROWS = 3

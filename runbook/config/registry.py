@@ -22,7 +22,8 @@ from runbook.config import FixedRule, LimitSpec, PhaseSettings, Profile, Stage
 from runbook.errors import RunbookError, UsageError, choice_for
 from runbook.records import Check, Launch, Measurement, Series, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
-from runbook.records.run import Asked, Invocation, Report
+from runbook.records.invocation import Asked, Invocation
+from runbook.records.run import Report
 
 PHASE_GROUP = "runbook.phases"
 REPORT_GROUP = "runbook.reports"

@@ -25,9 +25,10 @@ from runbook.config.settings import Settings, parse_settings
 from runbook.errors import UsageError
 from runbook.files import data_path
 from runbook.records import Launch, RunRecord
+from runbook.records.invocation import Asked, Invocation, lasting
 from runbook.records.measurement import Record
 from runbook.records.own_trainer import for_own
-from runbook.records.run import PACKAGE, PACKAGE_PATH, Asked, Invocation, lasting
+from runbook.records.run import PACKAGE, PACKAGE_PATH
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from runbook.config.registry import Judgement, PlanContext
 from runbook.folder.facts import device_facts, env_facts
 from runbook.records import Check, Launch
 from runbook.records.evidence import AcceptedRun, AcceptedRuns, Fact, LaunchEvidence, PhaseEvidence
-from runbook.records.run import Invocation
+from runbook.records.invocation import Invocation
 from tests.phases.spoil import Change
 from tests.phases.traces import healthy
 from tests.phases.trainer import HEALTHY, SHA, told

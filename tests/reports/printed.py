@@ -12,7 +12,7 @@ from markdown_it import MarkdownIt
 from phases.kit.playbook import fitting, playbook, told
 from runbook.engine.derive import render
 from runbook.records import RunRecord
-from runbook.records.run import Invocation
+from runbook.records.invocation import Invocation
 from tests.phases.answers import ON_A_CPU, ON_TWO_A100
 
 ROOT = Path(__file__).parents[2]
