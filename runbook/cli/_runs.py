@@ -37,6 +37,11 @@ def find_run(text: str | None, out_dir: Path) -> Path:
     for above in path.resolve().parents if path.is_symlink() else ():
         if (above / RECORD_FILE).is_file():
             return above
+    if (path / EVENTS_FILE).is_file():
+        hint = "put it back from a copy, or begin a new run"
+        raise UsageError(
+            f"{path} has lost its {RECORD_FILE}: nothing else says how it was judged", hint=hint
+        )
     names = [folder.name for folder in folders]
     matches = [name for name in names if name.startswith(text)]
     if len(matches) == 1:
@@ -73,13 +78,13 @@ def load_told(folder: Path, console: Console) -> tuple[RunRecord, str]:
     why = doubt(folder, record)
     # Checkpoints, of which no report tells, are large; `verify` reads them too.
     small = (one for one in record.artifacts if CHECKPOINTS_DIR not in Path(one.path).parts)
-    doubted = RECORD_FILE if (folder / MANIFEST_FILE).is_file() else MANIFEST_FILE
-    changed = [*([doubted] if why else []), *changed_artifacts(folder, small)]
     # What is read through a link is no file of the run.
     links = (text for text in strange_entries(folder) if text.endswith(LINK))
-    if changed := [*changed, *links]:
-        text = f"runbook: warning: changed since the run: {listed(changed, 1)}; see runbook verify"
-        console.error(text)
+    told = [f"{RECORD_FILE} {why}"] if why else []
+    if changed := [*changed_artifacts(folder, small), *links]:
+        told.append(f"changed since the run: {listed(changed, 1)}")
+    if told:
+        console.error(f"runbook: warning: {'; '.join(told)}; see runbook verify")
     return record, why
 
 

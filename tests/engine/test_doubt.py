@@ -45,25 +45,26 @@ def damaged(folder: Path) -> None:
 LIST = "MANIFEST.sha256"
 
 
-@pytest.mark.parametrize(("spoil", "named", "why"), [
-    pytest.param(remade, "run.json", "contradicts its events.jsonl, which gives GO", id="edited"),
-    pytest.param(lambda run: (run / LIST).unlink(), LIST, "has no MANIFEST.sha256 beside it",
+@pytest.mark.parametrize(("spoil", "why"), [
+    pytest.param(remade, "contradicts its events.jsonl, which gives GO", id="edited"),
+    pytest.param(lambda run: (run / LIST).unlink(), "has no MANIFEST.sha256 beside it",
                  id="no manifest"),
-    pytest.param(lambda run: (run / LIST).write_text("no\n"), "run.json",
-                 "is another file than its MANIFEST", id="no digests"),
-    pytest.param(damaged, "run.json", "line 2 is damaged or out of order", id="damaged journal"),
-    pytest.param(lambda run: (run / "events.jsonl").unlink(), "run.json",
+    pytest.param(lambda run: (run / LIST).write_text("no\n"), "is another file than its MANIFEST",
+                 id="no digests"),
+    pytest.param(damaged, "line 2 is damaged or out of order", id="damaged journal"),
+    pytest.param(lambda run: (run / "events.jsonl").unlink(),
                  "lies without the events.jsonl that its MANIFEST.sha256 lists", id="no journal"),
 ])  # fmt: skip
 def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
-    folder: Path, spoil: Callable[[Path], object], named: str, why: str
+    folder: Path, spoil: Callable[[Path], object], why: str
 ) -> None:
     spoil(folder)
     out = ("--out", str(folder.parent))
     report = inside("report", *out, cwd=folder.parent)
     assert report.code == 3 and why in report.out
     assert re.findall(r"^(?:GO|INCOMPLETE|PARTIAL PASS)\b", report.out, re.M) == ["INCOMPLETE"]
-    assert f"warning: changed since the run: {named}" in report.err
+    (warning,) = report.err.splitlines()
+    assert warning.startswith("runbook: warning: run.json ") and why in warning
     (_, row) = inside("history", *out, cwd=folder.parent).out.splitlines()
     assert "  INCOMPLETE  " in row and why in row and " GO " not in row and "PASS" not in row
     history = inside("history", "baseline.rate", *out, cwd=folder.parent)
@@ -75,6 +76,14 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     compared = inside("compare", str(folder), str(folder), cwd=folder.parent)
     assert compared.code == 3 and "NOT COMPARABLE" in compared.out and why in compared.out
     assert f"A  {folder.name}  INCOMPLETE" in compared.out
+
+
+def test_a_run_that_lost_its_record_is_told_so(folder: Path) -> None:
+    (folder / "run.json").unlink()
+    for command in (["report", str(folder)], ["verify", folder.name, "--out", str(folder.parent)]):
+        told = inside(*command, cwd=folder.parent)
+        assert told.code == 2 and f"{folder.name} has lost its run.json" in told.err
+        assert "put it back from a copy" in told.err
 
 
 def test_a_record_that_was_sent_on_alone_is_believed(folder: Path) -> None:
