@@ -94,7 +94,9 @@ def _place(phase: PhaseRecord, asked_for: Sequence[PhaseRecord]) -> str:
 def _acceptance(view: ReportView) -> Iterator[RenderableType]:
     if view.acceptance:
         rows = [
-            (f"  {row.outcome:<12}", one_line(row.id), _provenance(row)) for row in view.acceptance
+            (f"  {row.outcome:<12}", one_line(row.id), _provenance(row))
+            for row in view.acceptance
+            if not row.left_out  # counted by phase in the last lines
         ]
         yield from ("", view.required_counts, table_of((), rows, styled=0))
 
