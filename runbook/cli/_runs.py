@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from runbook import DEFAULT_OUT
 from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, listed
-from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
+from runbook.folder import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -96,11 +96,19 @@ def running_line(folder: Path) -> str:
     return f"{folder.name}: {text}; {watch_line(folder)}" if text else ""
 
 
-def print_reports(console: Console, folder: Path, shown: str = "") -> None:
-    """Name the reports that lie in a run's folder, as `shown`: the page first, then the text."""
-    for name in ("report.html", "report.md"):
-        if (folder / name).is_file():
-            console.result(f"report  {shlex.quote(f'{shown or folder}/{name}')}")
+def print_made(console: Console, folder: Path, record: RunRecord, shown: str = "") -> None:
+    """Name what lies in a run's folder, as `shown`: a launch's newest checkpoint, page and text."""
+    from nsa.contract import CHECKPOINTS_DIR, checkpoint_step
+
+    made = [("report", folder / name) for name in ("report.html", "report.md")]
+    if record.options.get("plan") and record.phases:
+        saved = (folder / record.phases[-1].name).glob(f"*/{CHECKPOINTS_DIR}/*")
+        by_step = {checkpoint_step(path.name) or 0: path for path in saved}
+        made[:0] = [("checkpoint", by_step[step]) for step in sorted(by_step)[-1:] if step]
+    for what, path in made:
+        if path.exists():
+            where = path.relative_to(folder).as_posix()
+            console.result(f"{what}  {shlex.quote(f'{shown or folder}/{where}')}")
 
 
 _LABEL = 9

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runbook.cli._parser import command, file_problems
-from runbook.cli._runs import find_run, folder_of, load_told, print_reports, running_line
+from runbook.cli._runs import find_run, folder_of, load_told, print_made, running_line
 from runbook.console import Console, marked, table_of
 from runbook.errors import ProgramExit, UsageError, choice_for, how_many
 from runbook.folder import RECORD_FILE, run_folders
@@ -80,7 +80,7 @@ def report(args: argparse.Namespace, console: Console) -> int:
     record = untrusted(record, why) if why else record
     _print(console, record, fmt)
     if fmt == _DEFAULT_FORMAT and not args.json:
-        print_reports(console, folder)
+        print_made(console, folder, record)
     return ProgramExit.INCOMPLETE if why or running else ProgramExit.GO
 
 

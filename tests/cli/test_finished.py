@@ -14,6 +14,7 @@ from runbook.engine.derive import render
 from runbook.errors import RunbookError, UsageError
 from runbook.folder.manifest import load_record, record_text, write_manifest
 from tests.cli.shell import inside
+from tests.frozen import corpus
 from tests.reports import samples
 
 
@@ -42,6 +43,24 @@ def test_a_file_that_changed_since_the_run_is_told(finished: Path, tmp_path: Pat
     for command in ("report", "judge"):
         told = inside(command, cwd=tmp_path).err
         assert f"changed since the run: {Path(first).parts[0]}: a symbolic link; see" in told
+
+
+def test_a_launch_names_the_newest_checkpoint_of_what_it_trained(tmp_path: Path) -> None:
+    launch = corpus.unpack("launch", tmp_path)
+    for place in ("extended/run", "production/leg1", "production/leg2"):
+        (launch / place / "checkpoints").mkdir(exist_ok=True)
+    last, told = launch / "production", "checkpoint  "
+    (last / "leg2/checkpoints/.step_120.tmp").mkdir()
+    (launch / "extended/run/checkpoints/step_300").mkdir()
+    assert told not in inside("report", launch.name, cwd=tmp_path).out
+    for name in (
+        "leg1/checkpoints/step_50",
+        "leg2/checkpoints/step_100",
+        "leg2/checkpoints/step_9",
+    ):
+        (last / name).mkdir()
+    named = f"{told}{launch.name}/production/leg2/checkpoints/step_100"
+    assert named in inside("report", launch.name, cwd=tmp_path).out.splitlines()
 
 
 @pytest.mark.parametrize("fmt", registry.names(registry.REPORT_GROUP))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from runbook.cli._runs import print_reports
+from runbook.cli._runs import print_made
 from runbook.cli.run.text import RunView, TextObserver
 from runbook.config.registry import report_files
 from runbook.console import Console, OutputFormat, Painted
@@ -212,6 +212,6 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
         console.error(*not_kept)
     if not not_kept:
         console.result(f"fingerprint  {shown_fingerprint(fingerprint_of(record))}")
-    print_reports(console, folder, shown=near(folder))
+    print_made(console, folder, record, shown=near(folder))
     if console.deaf:
         console.error(f"the run ended with {record.verdict.value}; its files are in {near(folder)}")
