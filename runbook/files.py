@@ -179,6 +179,11 @@ def typed_here() -> str:
     return shlex.quote(path if os.sep in path else f"{os.curdir}{os.sep}{path}")
 
 
+def is_file(name_or_path: str) -> bool:
+    """Is this the path of a document of one's own, and not the name of a shipped one?"""
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
+
+
 def shipped_names(folder: Path) -> tuple[str, ...]:
     """Names of the shipped documents in alphabetical order, none of them read: for `--help`."""
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))

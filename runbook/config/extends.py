@@ -22,7 +22,7 @@ from nsa.toggles import TOGGLES
 from runbook.config import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean, meant, shown
-from runbook.files import data_path, read_given, shipped_names
+from runbook.files import data_path, is_file, read_given, shipped_names
 from runbook.records.measurement import Record
 
 if TYPE_CHECKING:
@@ -34,11 +34,6 @@ M = TypeVar("M", bound=BaseModel)
 SHOWN_GPUS = 2
 # Where a list is a command away, a near miss points there.
 _LISTS = {"profile": "; all: `runbook profiles`"}
-
-
-def is_file(name_or_path: str) -> bool:
-    """Is this the path of a document of one's own, and not the name of a shipped one?"""
-    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
 def locate(what: str, name_or_path: str, folder: Path, made: Iterable[str] = ()) -> Path:

@@ -181,11 +181,6 @@ def with_config(profile: Profile, config: str) -> Profile:
     return profile.model_copy(update={"config": config, "config_single": config})
 
 
-def words(settings: Settings) -> tuple[str, ...]:
-    """The settings as `KEY=VALUE` words, by which `--set` asks for the same again."""
-    return tuple(f"{name}={value}" for name, value in settings.texts().items())
-
-
 @dataclass(frozen=True, kw_only=True)
 class Given:
     """A setting that a person gave; `before` is what it replaces, None where that is not known.

@@ -23,7 +23,7 @@ from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, paramete
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
 from runbook.config.plan import NO_BOARD
-from runbook.config.precedence import gathered, with_config, words
+from runbook.config.precedence import gathered, with_config
 from runbook.config.registry import Phase, select
 from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions, Setup, phase_problems
@@ -225,7 +225,7 @@ def prepare(options: RunOptions) -> Setup:
     if problems or profile is None or settings is None or phases is None:
         raise UsageError(problems)
     setup = Setup(
-        options=replace(options, settings=words(settings)),
+        options=replace(options, settings=settings.words()),
         profile=profile,
         settings=settings,
         phases=tuple(phases),
