@@ -18,7 +18,6 @@ from phases.kit import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PER
 from phases.kit.case import Case
 from phases.kit.finding import Finding, inconclusive, invalid, missing, skipped
 from phases.kit.measure import against, derived, effective_rate, file_value
-from phases.machine import require_gpu
 from runbook.files import utc_text
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import Column, Frame, LaunchEvidence
@@ -183,7 +182,7 @@ def sampled_at(launch: LaunchEvidence, frame: Frame) -> Column | None:
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
     """Mean utilization of the least busy GPU over the timed steps of all launches."""
-    require_gpu(case, "has")
+    case.require_gpu("has")
     means, value = _busy(case, names)
     least = min(means, key=lambda index: means[index])
     text = f"least busy is GPU {least} with {means[least]:.0f} % in the timed steps"
@@ -193,7 +192,7 @@ def utilisation(case: Case, names: Sequence[str]) -> Finding:
 
 def balance(case: Case, names: Sequence[str]) -> Finding:
     """Difference of mean utilization between the busiest and the least busy GPU."""
-    require_gpu(case, "has")
+    case.require_gpu("has")
     if case.profile.ranks < 2:
         return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
     means, value = _busy(case, names)
@@ -205,7 +204,7 @@ def balance(case: Case, names: Sequence[str]) -> Finding:
 
 def headroom(case: Case, name: str) -> Finding:
     """Share of memory that was free on the fullest GPU at its fullest moment."""
-    require_gpu(case, "has")
+    case.require_gpu("has")
     launch, frame = _samples(case, name)
     used = frame["memory_used_mib"].to_numpy(dtype=float)
     total = frame["memory_total_mib"].to_numpy(dtype=float)
