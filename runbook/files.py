@@ -55,6 +55,14 @@ def read_bytes(path: Path, most: int = LARGEST_DOCUMENT_BYTES) -> bytes:
     return data
 
 
+def text_there(path: Path) -> str:
+    """The text of a file, such as one of the kernel; empty where it is gone or not ours to read."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+
+
 _NAME = "runbook"
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
+from runbook.files import text_there
 
 if TYPE_CHECKING:
     from runbook.machine.gpu.cards import GpuState
@@ -135,14 +136,7 @@ def _nvidia_signs(root: Path) -> list[str]:
     cards = [
         folder.name
         for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
-        if _text(folder / "vendor") == _NVIDIA_VENDOR
-        and _text(folder / "class").startswith(_DISPLAY_CLASS)
+        if text_there(folder / "vendor").strip() == _NVIDIA_VENDOR
+        and text_there(folder / "class").startswith(_DISPLAY_CLASS)
     ]
     return [*signs, f"PCI {', '.join(cards)} of vendor {_NVIDIA_VENDOR}"] if cards else signs
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
