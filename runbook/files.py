@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,11 @@ def write_atomic(path: Path, text: str) -> None:
     from nsa.contract.writing import write_whole
 
     write_whole(path, text.encode())
+
+
+def write_document(path: Path, document: Mapping[str, object]) -> None:
+    """`write_whole` of a JSON document that says the version of its form first."""
+    write_atomic(path, json.dumps({"schema_version": 1, **document}, indent=2) + "\n")
 
 
 def not_text(text: str) -> str:

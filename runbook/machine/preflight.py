@@ -6,7 +6,6 @@ says why.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from nsa.contract.digests import package_digest
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.errors import listed
+from runbook.files import write_document
 from runbook.folder.facts import finish, recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
 from runbook.machine.gpu import cards, find_nvidia_smi, visible_gpus
@@ -186,14 +186,13 @@ def _package_drafts() -> list[Fact]:
 
 def _write_host(run_root: Path, drafts: Sequence[Fact]) -> None:
     document = {
-        "schema_version": 1,
         "facts": {
             draft.name: {"value": draft.value, "unit": draft.unit, "note": draft.note}
             for draft in drafts
         },
         "environment": recorded_environment(),
     }
-    _write(run_root / _HOST, json.dumps(document, indent=2) + "\n")
+    write_document(run_root / _HOST, document)
 
 
 def _write(path: Path, text: str) -> None:

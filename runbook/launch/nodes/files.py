@@ -14,7 +14,6 @@ At the end the documents of all nodes become one, which the phases read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from runbook.files import write_atomic
+from runbook.files import write_atomic, write_document
 from runbook.folder import (
     CONSOLE_LOG,
     DEVICES_AFTER_JSON,
@@ -172,8 +171,7 @@ def keep_nodes(path: Path, names: Sequence[str]) -> None:
     known = kept_nodes(path)
     kept = list(dict.fromkeys((*known, *names)))
     if len(kept) > len(known):
-        text = json.dumps({"schema_version": 1, "nodes": kept}, indent=2)
-        write_atomic(path, f"{text}\n")
+        write_document(path, {"nodes": kept})
 
 
 def node_folders(run_dir: Path) -> list[Path]:
@@ -216,7 +214,7 @@ def _named(folders: Sequence[Path], name: str) -> list[tuple[str, Mapping[str, A
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     if document:
-        write_atomic(path, json.dumps(document, indent=2) + "\n")
+        write_document(path, document)
 
 
 def _console(run_dir: Path, folders: Sequence[Path]) -> None:

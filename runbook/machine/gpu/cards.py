@@ -9,7 +9,6 @@ links and what slowed the GPUs; the XML is kept beside them. NVML gives the samp
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError, without_colors
-from runbook.files import utc_text, write_atomic
+from runbook.files import utc_text, write_document
 from runbook.folder import (
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
@@ -311,7 +310,6 @@ def write_devices(
     for gpu in gpus:
         gpu["pci_path"] = _path_to(gpu["pci"])
     document = {
-        "schema_version": 1,
         "source": "nvidia-smi" if smi else "",
         "problem": problem,
         "taken_at": utc_text(),
@@ -319,7 +317,7 @@ def write_devices(
         "visible": environment.get(VISIBLE_DEVICES),
         "gpus": gpus,
     }
-    write_atomic(run_dir / name, json.dumps(document, indent=2) + "\n")
+    write_document(run_dir / name, document)
     placed = [gpu for gpu in gpus if gpu["pci"]]
     slots = [slot for gpu in placed for slot in (slot_of(gpu["pci"]), *gpu["pci_path"])]
     return tuple(dict.fromkeys(slots))
