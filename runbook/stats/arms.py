@@ -22,6 +22,7 @@ from runbook.stats import (
     Decision,
     FloatArray,
     InterimPlan,
+    Values,
     between,
     first_settled,
     paired,
@@ -197,8 +198,8 @@ MARGIN, GROSS_MARGINS, GROSS_ERROR = 0.02, 2.5, 0.001
 
 
 def non_inferiority(
-    baseline: Sequence[float] | FloatArray,
-    variant: Sequence[float] | FloatArray,
+    baseline: Values,
+    variant: Values,
     *,
     plan: InterimPlan,
     margin: float = MARGIN,
@@ -266,9 +267,7 @@ def _non_inferior(
     return of_ratio(outcome, ratio, (low, high), logs.size, "variant", says)
 
 
-def regression(
-    reference: Sequence[float] | FloatArray, head: Sequence[float] | FloatArray
-) -> Decision:
+def regression(reference: Values, head: Values) -> Decision:
     """Is HEAD slower than the pinned reference, launched in turn with it the same night?
 
     Two stages, those of REGRESSION_PLAN: a few rounds every night; only if these make a loss likely
