@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from runbook.config import Limit, Profile, limit_problems, registry
+from runbook.config import Limit, LimitSpec, Profile, registry
 from runbook.config.extends import (
     SHOWN_GPUS,
     gpus_by_name,
@@ -105,13 +105,26 @@ def _unknown_references(profile: Profile) -> list[str]:
         for name in needed
         if name not in profile.phases
     ]
-    problems += limit_problems(
-        profile.limits,
-        needed=registry.known_limits(profile.phases, profile.phases),
-        known=registry.known_limits(known, profile.phases),
-    )
+    problems += _limit_problems(profile, registry.known_limits(known, profile.phases))
     problems += _setting_problems(profile)
     return problems or _unknown_checks(profile)
+
+
+def _limit_problems(profile: Profile, known: Mapping[str, LimitSpec]) -> list[str]:
+    """What is wrong with a profile's limits: unknown, missing, or against their declaration."""
+    given, problems = profile.limits, list[str]()
+    for name in given:
+        if name not in known:
+            problems.append(f"limits.{name}: no such limit{choice_for(name, known)}")
+    for name, spec in registry.known_limits(profile.phases, profile.phases).items():
+        if name not in given and not spec.toggle:
+            problems.append(f"limits.{name}: missing")
+    for name, spec in ((name, known[name]) for name in given if name in known):
+        if spec.toggle:
+            problems.append(f"limits.{name}: set {spec.toggle} instead, which owns the value")
+        else:
+            problems += [f"limits.{name}.{text}" for text in spec.problems(given[name])]
+    return problems
 
 
 def _setting_problems(profile: Profile) -> list[str]:
