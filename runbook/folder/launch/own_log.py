@@ -257,13 +257,8 @@ def _clock(frame: pd.DataFrame, path: str, sha256: str) -> RankLog:
         path=path,
         sha256=sha256,
         events=len(frame),
-        tokens=frozenset(),
         first_step=int(frame["step"].iloc[0]),
         last_step=int(frame["step"].iloc[-1]),
-        exit_code=None,
-        exit_reason="",
-        param_hash=None,
-        counts={},
         steps=steps,
     )
 
