@@ -13,9 +13,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
+from pydantic_core import ErrorDetails
 
 from runbook.config import Limit, LimitSpec, Profile, registry
 from runbook.config.extends import (
@@ -32,9 +33,6 @@ from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean
 from runbook.files import data_path, shipped_names
 from runbook.records.measurement import Record
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 
 def profile_names() -> tuple[str, ...]:

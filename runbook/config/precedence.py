@@ -16,6 +16,7 @@ from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, is_secret_name
 from nsa.toggles import PREFIX, meaning, safe_mode_changes
 from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
+from runbook.config import Profile
 from runbook.config.settings import (
     Settings,
     environment_notes,
@@ -28,11 +29,10 @@ from runbook.config.settings import (
 )
 from runbook.errors import UsageError, not_one_line
 from runbook.files import data_path
+from runbook.records.own_trainer import OwnTrainer
 
 if TYPE_CHECKING:
-    from runbook.config import Profile
     from runbook.config.extends import Preset
-    from runbook.records.own_trainer import OwnTrainer
 
 TYPED = "--set"
 SHELL = "shell"

@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa.contract.digests import sha256_of
+from runbook.config.setup import Setup
 from runbook.errors import RunbookError
 from runbook.files import write_document
 from runbook.folder import LAUNCH_JSON
@@ -29,9 +29,6 @@ from runbook.machine.preflight import collect_preflight
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact
 from runbook.records.run import NODE_NAMES
-
-if TYPE_CHECKING:
-    from runbook.config.setup import Setup
 
 # What has to be the same on all nodes of a run, or is held against a limit on each.
 COMPARED = (

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa.contract import NSAError
 from nsa.settings import load_config
 from runbook.config import PhaseSettings, Profile
 from runbook.config.plan import load_plan, needing_go, with_plan, without_board
 from runbook.config.settings import Settings
+from runbook.config.setup import RunOptions, Setup
 from runbook.engine import earlier
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError, choice_for
@@ -22,9 +22,6 @@ from runbook.files import is_file
 from runbook.folder import manifest
 from runbook.launch.command import resolve_config
 from runbook.records import RunRecord, Verdict
-
-if TYPE_CHECKING:
-    from runbook.config.setup import RunOptions, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
