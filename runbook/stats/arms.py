@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runbook.errors import UsageError
+from runbook.records.evidence import Frame
 from runbook.stats import (
     REGRESSION_PLAN,
     Decided,
@@ -30,9 +30,6 @@ from runbook.stats import (
     too_few,
     unless_disturbed,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MIN_ROUNDS = 3
 # The smallest lead worth looking for: once no arm can have it, at this one-sided error, all tie.
@@ -67,7 +64,7 @@ def log_bounds(logs: FloatArray, error: float) -> tuple[float, tuple[float, floa
     return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
-def rounds_of(samples: pd.DataFrame) -> tuple[list[str], FloatArray]:
+def rounds_of(samples: Frame) -> tuple[list[str], FloatArray]:
     """Arm names in order of appearance and their values [rounds, arms], rounds in order.
 
     Numbered rounds are sorted by number, others stay in order of appearance.
@@ -91,7 +88,7 @@ def rounds_of(samples: pd.DataFrame) -> tuple[list[str], FloatArray]:
     return list(map(str, arms)), values
 
 
-def complete_rounds(samples: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+def complete_rounds(samples: Frame) -> tuple[Frame, int]:
     """The rows of rounds in which every arm has one value, and how many rounds were left out.
 
     For a run that was stopped in the middle of a round.
