@@ -19,19 +19,12 @@ from phases.kit.case import Case
 from phases.kit.finding import Finding, inconclusive, invalid, missing, skipped
 from phases.kit.measure import against, derived, effective_rate, file_value
 from runbook.files import utc_text
+from runbook.machine.gpu import BITS, THROTTLES
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import Column, Frame, LaunchEvidence
 
 # Fewer samples of a GPU do not say how busy it was: no pass, and no fault of a fast trainer.
 FEWEST = 5
-# NVML's bits for clocks that were cut because the card is too hot or its power fails. A power cap,
-# set clocks and idling are by design.
-_THROTTLES = {
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
 _COLUMNS = ("timestamp", "index", "utilization_percent", "memory_used_mib", "memory_total_mib")
 # nvidia-smi's manual: utilization is a mean over the past sixth of a second to one second.
 _AVERAGED_S = 1.0
@@ -110,10 +103,10 @@ def _held_back(frame: Frame) -> _Found:
         return
     masks = [_mask(text) for text in frame["throttle_reasons"].astype(str)]
     known = [mask for mask in masks if mask is not None]
-    for bit, words in _THROTTLES.items():
+    for name, bit in BITS.items():
         hit = sum(bool(mask & bit) for mask in known)
-        if hit:
-            share = hit / len(known)
+        if hit and name in THROTTLES:
+            share, words = hit / len(known), THROTTLES[name]
             text = f"{words} in {hit} of {len(known)} samples, allowed: {THROTTLED_SHARE:.0%}"
             yield text, share > THROTTLED_SHARE
 

@@ -22,6 +22,28 @@ from runbook.files import text_there
 if TYPE_CHECKING:
     from runbook.machine.gpu.cards import GpuState
 
+# NVML's bits of what holds the clocks back.
+BITS = {
+    "gpu_idle": 0x1,
+    "applications_clocks_setting": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+    "display_clocks_setting": 0x100,
+}
+# Reasons that slow a GPU down in a way that makes its timings worthless; being idle is not one.
+THROTTLES = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "hardware thermal slowdown",
+    "hw_power_brake_slowdown": "power brake",
+    "sw_thermal_slowdown": "software thermal slowdown",
+}
+# Limits that somebody set or that the card keeps to by design, under load too: told, no fault.
+CAPS = {"sw_power_cap": "power cap", "applications_clocks_setting": "applications clocks set"}
+
 
 def find_nvidia_smi() -> str | None:
     """The program, None where there is none."""
