@@ -142,8 +142,7 @@ class FusedAdamW(AbPhase):
         parity = self._loss_parity(case)
         if parity.code is Reason.WARNING:
             return warned(f"DROP: {parity.reason}", measurement=parity.measurement, topic="fused")
-        decision = self.decision(case)
-        return self.answer(case, decision)
+        return self.answer(case, self.decision(case))
 
 
 def _loss_gap(case: Case, arms: Sequence[str]) -> Measurement:

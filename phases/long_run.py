@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -14,7 +14,7 @@ from phases.kit.case import Case
 from phases.kit.commands import environment, scaled, trainer_launch
 from phases.kit.finding import Finding, incomplete, invalid
 from phases.kit.measure import against, log_value
-from phases.kit.rows import Row, RowPhase, RowsOf
+from phases.kit.rows import Answer, Row, RowPhase, RowsOf
 from phases.training import toggles_row, training_rows
 from phases.training.memory import memory_limit, memory_plateau
 from phases.training.own import own_learns, own_memory_limit, own_plateau
@@ -27,7 +27,6 @@ from runbook.records import Launch, Mark, Outcome, Reason, Series, Stop
 _LAUNCH, _STOPPED, _RESUMED = "run", "stopped", "resumed"
 # Steps that a launch does before it is told to end, and those that it would have left.
 _STEPS_BEFORE, _ROOM = 3, 200
-Answer = Callable[[Case, str], Finding]
 _CHOSEN = ("NSA_DDP_BUCKET_MB", "NSA_OPT_FUSED")
 
 

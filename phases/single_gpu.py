@@ -15,7 +15,6 @@ from phases.kit.commands import repeated
 from phases.kit.finding import Finding, failed, lost_heartbeats, missing, passed, skipped
 from phases.kit.measure import decided, derived, shown_only
 from phases.kit.rows import Row, RowPhase, answered
-from phases.machine.ceilings import require_ranks
 from phases.training import require_sound, toggles_row, training_rows
 from phases.training.plausible import alike
 from runbook.accounts.data import union_of_data
@@ -142,7 +141,7 @@ class SingleGpu(RowPhase):
         )
 
     def _same_as_baseline(self, case: Case) -> Finding:
-        require_ranks(case)
+        case.require_ranks()
         unlike = unlike_baseline(case, self.names(case)[0], but=_SPREAD)
         return (
             unlike
@@ -190,7 +189,7 @@ class SingleGpu(RowPhase):
         That of a trainer of one's own decides if the profile says that it is one batch per rank.
         """
         limit = case.limit("scaling")
-        require_ranks(case)
+        case.require_ranks()
         shares, own = self._share_names(case), case.profile.own_trainer
         one, names = (_share_case(case, ""), shares) if shares else (case, self.names(case))
         value, decision = self._efficiency(case, one, names)
@@ -202,7 +201,7 @@ class SingleGpu(RowPhase):
         return decided(decision, value, limit)
 
     def _strong(self, case: Case) -> Finding:
-        require_ranks(case)
+        case.require_ranks()
         value, _ = self._efficiency(case, case, self.names(case))
         text = f"{value}: never decides, one GPU has {case.profile.ranks} times the batch"
         return skipped(Reason.NOT_GATED, text, measurement=value)

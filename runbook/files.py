@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shlex
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +23,11 @@ def write_atomic(path: Path, text: str) -> None:
     from nsa.contract.writing import write_whole
 
     write_whole(path, text.encode())
+
+
+def write_document(path: Path, document: Mapping[str, object]) -> None:
+    """`write_whole` of a JSON document that says the version of its form first."""
+    write_atomic(path, json.dumps({"schema_version": 1, **document}, indent=2) + "\n")
 
 
 def not_text(text: str) -> str:
@@ -53,6 +59,14 @@ def read_bytes(path: Path, most: int = LARGEST_DOCUMENT_BYTES) -> bytes:
     if max(size, len(data)) > most:
         raise too_large(path, max(size, len(data)), most)
     return data
+
+
+def text_there(path: Path) -> str:
+    """The text of a file, such as one of the kernel; empty where it is gone or not ours to read."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 _NAME = "runbook"
@@ -177,6 +191,11 @@ def typed_here() -> str:
         return _NAME
     path = near(script)
     return shlex.quote(path if os.sep in path else f"{os.curdir}{os.sep}{path}")
+
+
+def is_file(name_or_path: str) -> bool:
+    """Is this the path of a document of one's own, and not the name of a shipped one?"""
+    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
 def shipped_names(folder: Path) -> tuple[str, ...]:

@@ -184,36 +184,6 @@ def unlike_baseline(case: Case, name: str, *, but: Sequence[str]) -> Finding | N
 _ERROR = 0.01
 
 
-def reproduces_baseline(
-    case: Case, *, launch: str, arm: str | None, but: Sequence[str] = ()
-) -> Finding:
-    """PASS if the control arm's throughput lies where one more baseline launch would.
-
-    99 % prediction interval of one further launch, on the log scale. `but` as in `differences`.
-    """
-    if "baseline" not in case.evidence.earlier:
-        return skipped(Reason.NOT_ASKED_FOR, "the baseline phase is not part of this run")
-    control = effective_rate(case.log(launch), arm=arm)
-    if not case.profile.throughput_gated:
-        reason = f"control arm {control}; throughput is not gated on profile {case.profile.name}"
-        return skipped(Reason.NOT_GATED, reason, measurement=control)
-    if unlike := unlike_baseline(case, launch, but=but):
-        return unlike
-    before = case.earlier("baseline")
-    launches = [effective_rate(before.log(name)) for name in before.evidence.launches]
-    rates = [float(rate.value) for rate in launches]
-    if len(rates) < 2:
-        reason = "one baseline launch has no interval; `--protocol single` cannot check its control"
-        return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
-    low, high = _prediction_interval(rates)
-    value = derived(control, name="control", interval=(low, high), also=launches)
-    expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
-    reason = f"control {float(control.value):.4g} tok/s, {expected}"
-    if low <= float(control.value) <= high:
-        return passed(reason, measurement=value)
-    return invalid(Reason.NOT_COMPARABLE, reason, measurement=value)
-
-
 def _prediction_interval(rates: Sequence[float]) -> tuple[float, float]:
     """Where one more launch falls in 99 % of cases, at least 5 % to either side."""
     logs, count = [math.log(rate) for rate in rates], len(rates)
@@ -327,11 +297,36 @@ class AbPhase(RowPhase):
         )
 
     def reproduces(self, case: Case) -> Finding:
-        """The answer of row `control`."""
+        """Row `control`: PASS if that arm's throughput lies where one more baseline launch would.
+
+        99 % prediction interval of one further launch, on the log scale.
+        """
+        if "baseline" not in case.evidence.earlier:
+            return skipped(Reason.NOT_ASKED_FOR, "the baseline phase is not part of this run")
         place = next(places(case, [self.control(case.context)]))
+        control = effective_rate(case.log(place.launch), arm=place.inside)
+        if not case.profile.throughput_gated:
+            reason = f"throughput is not gated on profile {case.profile.name}"
+            reason = f"control arm {control}; {reason}"
+            return skipped(Reason.NOT_GATED, reason, measurement=control)
         # The environment of an interleaved launch does not have the toggle of its arms.
         ignored = self.ignored if place.inside or self.unset_is_control else ()
-        return reproduces_baseline(case, launch=place.launch, arm=place.inside, but=ignored)
+        if unlike := unlike_baseline(case, place.launch, but=ignored):
+            return unlike
+        before = case.earlier("baseline")
+        launches = [effective_rate(before.log(name)) for name in before.evidence.launches]
+        rates = [float(rate.value) for rate in launches]
+        if len(rates) < 2:
+            reason = "`--protocol single` cannot check its control"
+            reason = f"one baseline launch has no interval; {reason}"
+            return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
+        low, high = _prediction_interval(rates)
+        value = derived(control, name="control", interval=(low, high), also=launches)
+        expected = f"one more baseline launch: {low:.4g} to {high:.4g}"
+        reason = f"control {float(control.value):.4g} tok/s, {expected}"
+        if low <= float(control.value) <= high:
+            return passed(reason, measurement=value)
+        return invalid(Reason.NOT_COMPARABLE, reason, measurement=value)
 
     def enough(self, log: TrainingLog, launch: Launch, context: PlanContext) -> bool:
         """Stop when the sequential plan has decided."""

@@ -76,6 +76,17 @@ class Case:
         """The profile that the run is judged by."""
         return self.context.profile
 
+    def require_gpu(self, verb: str = "uses") -> None:
+        """Raise that it is SKIPPED on a profile without GPUs."""
+        if not self.profile.has_gpu:
+            reason = f"profile {self.profile.name} {verb} no GPU"
+            raise skipped(Reason.NEEDS_CUDA, reason)
+
+    def require_ranks(self) -> None:
+        """Raise that it is SKIPPED on a profile with one rank."""
+        if self.profile.ranks < 2:
+            raise skipped(Reason.NEEDS_GPUS, f"profile {self.profile.name} has one rank")
+
     def limit(self, named: str | LimitSpec) -> Limit:
         """A limit with the profile's value, or with that of the toggle that owns it.
 

@@ -18,6 +18,8 @@ from runbook.records import Check, Launch, Outcome, Reason
 from runbook.records.evidence import PhaseEvidence
 
 S = TypeVar("S")
+# What is said of one launch.
+Answer = Callable[[Case, str], Finding]
 # What statistics and decisions raise on values that cannot be: zero or negative times, NaN.
 _IMPOSSIBLE = (RunbookError, ArithmeticError)
 _FINE = (Outcome.PASS, Outcome.SKIPPED)
@@ -57,7 +59,7 @@ class RowsOf:
         needs = tuple(words.pop("needs", ()))
         return Row(what, answer=answer, needs=needs, **words)
 
-    def each(self, what: str, answer: Callable[[Case, str], Finding]) -> Row:
+    def each(self, what: str, answer: Answer) -> Row:
         """A row that asks every launch: the worst answer counts."""
         return self.one(what, lambda case: first_problem(answer, case, self.names(case)))
 
@@ -239,9 +241,7 @@ def contract_only(
     return planned
 
 
-def first_problem(
-    answer: Callable[[Case, str], Finding], case: Case, names: Sequence[str]
-) -> Finding:
+def first_problem(answer: Answer, case: Case, names: Sequence[str]) -> Finding:
     """The worst finding over several launches; PASS only if all pass.
 
     It has the number that is nearest to its limit, or the first where nothing limits it. A warning
@@ -262,7 +262,7 @@ def ends(case: Case, names: Sequence[str]) -> Finding:
     return first_problem(lambda _, name: ending(case.launch(name)), case, names)
 
 
-def _caught(answer: Callable[[Case, str], Finding], case: Case, name: str) -> Finding:
+def _caught(answer: Answer, case: Case, name: str) -> Finding:
     try:
         return answer(case, name)
     except Finding as nothing:

@@ -193,16 +193,9 @@ def _skewing(name: str, fact: Fact) -> str:
 _OLDEST_DRIVER = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
-def require_gpu(case: Case, verb: str = "uses") -> None:
-    """Raise that it is SKIPPED on a profile without GPUs."""
-    if not case.profile.has_gpu:
-        reason = f"profile {case.profile.name} {verb} no GPU"
-        raise skipped(Reason.NEEDS_CUDA, reason)
-
-
 def _asked_for(case: Case, wanted: T | None, what: str) -> T:
     """What the profile wants of its GPUs; raises that it is SKIPPED where that is nothing."""
-    require_gpu(case)
+    case.require_gpu()
     if wanted is None:
         raise skipped(Reason.NOT_ASKED_FOR, f"the profile does not specify {what}")
     return wanted
@@ -210,7 +203,7 @@ def _asked_for(case: Case, wanted: T | None, what: str) -> T:
 
 def cuda(case: Case) -> Finding:
     """Can torch use as many devices as the profile trains on?"""
-    require_gpu(case)
+    case.require_gpu()
     value = case.known("torch.cuda_available")
     if value.value is not True:
         why = _why_none(case)
@@ -247,7 +240,7 @@ def driver(case: Case) -> Finding:
     A data center's driver may run a newer CUDA through its compatibility package, so an old one is
     a warning where torch sees the GPUs all the same.
     """
-    require_gpu(case)
+    case.require_gpu()
     value = case.known("gpu.driver")
     old = _too_old(case)
     if not old:
@@ -274,7 +267,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def mig(case: Case) -> Finding:
     """Is no visible GPU cut into instances?"""
-    require_gpu(case)
+    case.require_gpu()
     value = case.known("gpu.mig")
     if value.value:
         part = "an instance is a part of a GPU, the profile is for all"
@@ -284,7 +277,7 @@ def mig(case: Case) -> Finding:
 
 def extra_gpus(case: Case) -> Finding:
     """A warning where more GPUs are visible than the profile uses."""
-    require_gpu(case)
+    case.require_gpu()
     count = case.known("gpu.count")
     wanted, seen = case.profile.hardware.gpus, float(count.value)
     if seen > wanted:
@@ -350,7 +343,7 @@ def nvlink(case: Case) -> Finding:
 
 def gpu_state(case: Case) -> Finding:
     """Nobody else on the GPUs, their memory empty, nothing broken or throttled."""
-    require_gpu(case)
+    case.require_gpu()
     busy = case.known("gpu.processes")
     if float(busy.value) > 0:
         return _wrong(f"{float(busy.value):.0f} process(es): {busy.note}", busy)
@@ -367,7 +360,7 @@ def gpu_state(case: Case) -> Finding:
 
 def power_limit(case: Case) -> Finding:
     """INVALID where somebody set the power limit of a GPU under the one that it is sold with."""
-    require_gpu(case)
+    case.require_gpu()
     fact = case.fact("gpu.power_limit")
     if fact.value is None:
         return warned(f"power limits are unknown: {fact.note}", evidence=(fact.path,))

@@ -16,10 +16,9 @@ from typing import Any
 from nsa.contract import CEILINGS_JSON, Ceiling
 from phases.kit import CARDS_ALIKE, LEAST_COPY_MIB, LEAST_MATRIX
 from phases.kit.case import Case
-from phases.kit.finding import Finding, ending, invalid, missing, skipped, whole
+from phases.kit.finding import Finding, ending, invalid, missing, whole
 from phases.kit.measure import against, file_value
 from phases.kit.rows import Row, RowsOf
-from phases.machine import require_gpu
 from runbook.records import Confidence, Measurement, Outcome, Reason
 from runbook.records.evidence import LaunchEvidence
 
@@ -159,16 +158,9 @@ def ceiling_rows() -> tuple[Row, ...]:
     return (
         row("matmul", _row(Ceiling.MATMUL, "ceiling_matmul_tflops")),
         row("memory_copy", _row(Ceiling.MEMORY_COPY, "ceiling_memory_gb_s")),
-        row("host_copy", _row(Ceiling.HOST_COPY, "ceiling_host_gb_s", require_gpu)),
-        row("all_reduce", _row(Ceiling.ALL_REDUCE, "ceiling_all_reduce_gb_s", require_ranks)),
+        row("host_copy", _row(Ceiling.HOST_COPY, "ceiling_host_gb_s", Case.require_gpu)),
+        row("all_reduce", _row(Ceiling.ALL_REDUCE, "ceiling_all_reduce_gb_s", Case.require_ranks)),
     )
-
-
-def require_ranks(case: Case) -> None:
-    """Raise that it is SKIPPED on a profile with one rank."""
-    if case.profile.ranks < 2:
-        reason = f"profile {case.profile.name} has one rank"
-        raise skipped(Reason.NEEDS_GPUS, reason)
 
 
 def measured(case: Case, what: Ceiling, name: str = LAUNCH) -> list[Measured]:

@@ -14,7 +14,6 @@ from phases.kit import PCIE_REPLAYS_PER_MINUTE, POWER_LEAST, TAKEN_EARLY_S, TAKE
 from phases.kit.case import Case, once
 from phases.kit.finding import Finding, invalid, missing, passed, warned, whole
 from phases.kit.measure import file_value
-from phases.machine import require_gpu
 from phases.machine.samples import Notes, sampled
 from runbook.files import utc_seconds, utc_text
 from runbook.folder import DEVICES_AFTER_JSON, DEVICES_BEFORE_JSON, KERNEL_LOG_JSON
@@ -52,7 +51,7 @@ _DOCUMENTS = {
 @once
 def device_changes(case: Case, name: str) -> Finding:
     """PASS where nothing changed; INVALID where a fault shows that the machine was not healthy."""
-    require_gpu(case)
+    case.require_gpu()
     launch = case.launch(name)
     documents = {file: _document(launch, key, file) for key, file in _DOCUMENTS.items()}
     _require_own_times(launch, documents)

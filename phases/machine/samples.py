@@ -18,21 +18,13 @@ from phases.kit import CLOCK_LEAST, OTHERS_SAMPLES, THROTTLED_SHARE, WORKING_PER
 from phases.kit.case import Case
 from phases.kit.finding import Finding, inconclusive, invalid, missing, skipped
 from phases.kit.measure import against, derived, effective_rate, file_value
-from phases.machine import require_gpu
 from runbook.files import utc_text
+from runbook.machine.gpu import BITS, THROTTLES
 from runbook.records import Measurement, Reason
 from runbook.records.evidence import Column, Frame, LaunchEvidence
 
 # Fewer samples of a GPU do not say how busy it was: no pass, and no fault of a fast trainer.
 FEWEST = 5
-# NVML's bits for clocks that were cut because the card is too hot or its power fails. A power cap,
-# set clocks and idling are by design.
-_THROTTLES = {
-    0x08: "hardware slowdown",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-}
 _COLUMNS = ("timestamp", "index", "utilization_percent", "memory_used_mib", "memory_total_mib")
 # nvidia-smi's manual: utilization is a mean over the past sixth of a second to one second.
 _AVERAGED_S = 1.0
@@ -111,10 +103,10 @@ def _held_back(frame: Frame) -> _Found:
         return
     masks = [_mask(text) for text in frame["throttle_reasons"].astype(str)]
     known = [mask for mask in masks if mask is not None]
-    for bit, words in _THROTTLES.items():
+    for name, bit in BITS.items():
         hit = sum(bool(mask & bit) for mask in known)
-        if hit:
-            share = hit / len(known)
+        if hit and name in THROTTLES:
+            share, words = hit / len(known), THROTTLES[name]
             text = f"{words} in {hit} of {len(known)} samples, allowed: {THROTTLED_SHARE:.0%}"
             yield text, share > THROTTLED_SHARE
 
@@ -183,7 +175,7 @@ def sampled_at(launch: LaunchEvidence, frame: Frame) -> Column | None:
 
 def utilisation(case: Case, names: Sequence[str]) -> Finding:
     """Mean utilization of the least busy GPU over the timed steps of all launches."""
-    require_gpu(case, "has")
+    case.require_gpu("has")
     means, value = _busy(case, names)
     least = min(means, key=lambda index: means[index])
     text = f"least busy is GPU {least} with {means[least]:.0f} % in the timed steps"
@@ -193,7 +185,7 @@ def utilisation(case: Case, names: Sequence[str]) -> Finding:
 
 def balance(case: Case, names: Sequence[str]) -> Finding:
     """Difference of mean utilization between the busiest and the least busy GPU."""
-    require_gpu(case, "has")
+    case.require_gpu("has")
     if case.profile.ranks < 2:
         return skipped(Reason.NEEDS_GPUS, "balance needs at least two GPUs")
     means, value = _busy(case, names)
@@ -205,7 +197,7 @@ def balance(case: Case, names: Sequence[str]) -> Finding:
 
 def headroom(case: Case, name: str) -> Finding:
     """Share of memory that was free on the fullest GPU at its fullest moment."""
-    require_gpu(case, "has")
+    case.require_gpu("has")
     launch, frame = _samples(case, name)
     used = frame["memory_used_mib"].to_numpy(dtype=float)
     total = frame["memory_total_mib"].to_numpy(dtype=float)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from phases.kit.case import Case
 from phases.kit.finding import Finding, failed, missing, whole
 from phases.kit.measure import against, decided, estimated, file_value, rank_value
@@ -101,8 +103,6 @@ def projected_plateau(
     decide: Callable[..., Decision] = projected,
 ) -> Finding:
     """Of readings by step, of `ranks` together, each of which has the profile's limit."""
-    import numpy as np
-
     limit = case.limit("memory_gib")
     decision = decide(
         mib.index.to_numpy(dtype=float),
@@ -233,8 +233,6 @@ def _not_told(looks: Frame, launch: LaunchEvidence) -> Iterator[_Growth]:
 
 def _off_level(seen: FloatArray, gap: FloatArray) -> float:
     """MiB seen beyond those told, where what is seen keeps level; 0 if they may differ."""
-    import numpy as np
-
     half = len(seen) // 2
     low, level, high = (float(at) for at in np.percentile(seen[half:], (10, 50, 90)))
     spread, off = high - low, float(np.median(gap[half:]))
@@ -274,8 +272,6 @@ def _in_files(looks: Frame, ranks: int, steps_left: float) -> Iterator[_Growth]:
 
 def _late_levels(held: FloatArray) -> tuple[float, float]:
     """The median level in the third quarter and in the last."""
-    import numpy as np
-
     half, last = len(held) // 2, len(held) * 3 // 4
     return float(np.median(held[half:last])), float(np.median(held[last:]))
 
@@ -285,7 +281,5 @@ def _once(held: FloatArray) -> float:
 
     0 if it came again, at least half of it: then it is a trend.
     """
-    import numpy as np
-
     second, largest = (float(more) for more in np.sort(np.diff(held))[-2:])
     return largest if largest > 0 and second <= largest / 2 else 0.0

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from phases.kit.case import Case, once
 from phases.kit.finding import (
     Finding,
@@ -301,8 +303,6 @@ def diverged(losses: FloatArray) -> str:
     half. One that is 0 or less
     somewhere has no such scale.
     """
-    import numpy as np
-
     eighth, quarter = len(losses) // 8, len(losses) // 4
     if losses.min() <= 0 or eighth < _FEWEST:
         return ""

@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.folder.launch.shapes import is_count, shape_of, shaped
-from runbook.records.evidence import RankLog
+from runbook.records.evidence import Frame, RankLog
 from runbook.records.launch import PROFILE_FLAG
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import pandas as pd
 
 KINDS = ("synthetic", "markov")
 # How far a token of the chain lies from the one before, and how often.
@@ -83,7 +82,7 @@ def due(rank: RankLog, every: int) -> set[int]:
 
 
 def computed_twice(
-    frame: pd.DataFrame, column: str, again: Mapping[str, Any], name: str
+    frame: Frame, column: str, again: Mapping[str, Any], name: str
 ) -> list[tuple[int, float, float]]:
     """Steps that a rank computed a second time, each with the CSV's number and what came out.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.contract import Event
 from nsa.contract.digests import recomputed_steps
@@ -25,10 +25,7 @@ from runbook.accounts.clocks import (
     median_error,
 )
 from runbook.folder.launch.documents import recorded_toggles
-from runbook.records.evidence import RankLog
-
-if TYPE_CHECKING:
-    import pandas as pd
+from runbook.records.evidence import Column, Frame, RankLog
 
 # Between the marks lies the writing of the first one too: 0.02 to 0.04 ms in a typical step.
 # On CUDA the allocator is asked on the way: 0.13 to 0.30 ms (one H200).
@@ -75,7 +72,7 @@ _LONGEST_S = 0.5
 _SOME, _MANY = 3, 10
 
 
-def fetch_account(frame: pd.DataFrame, ranks: Sequence[RankLog], device: str) -> list[str]:
+def fetch_account(frame: Frame, ranks: Sequence[RankLog], device: str) -> list[str]:
     """The time that a rank says it waited for data is that between its two marks."""
     if "fetch_s" not in frame:
         return ["the CSV has no column fetch_s"]
@@ -83,7 +80,7 @@ def fetch_account(frame: pd.DataFrame, ranks: Sequence[RankLog], device: str) ->
 
 
 @each_rank
-def _wait_problems(frame: pd.DataFrame, rank: RankLog, mark_s: float) -> Iterator[str]:
+def _wait_problems(frame: Frame, rank: RankLog, mark_s: float) -> Iterator[str]:
     """More than lies between the marks in a step; less in a typical one, or in all together."""
     if rank.steps is None:
         return
@@ -127,7 +124,7 @@ def _wait_problems(frame: pd.DataFrame, rank: RankLog, mark_s: float) -> Iterato
 
 
 @each_rank
-def beside_account(frame: pd.DataFrame, rank: RankLog, env: Mapping[str, Any]) -> list[str]:
+def beside_account(frame: Frame, rank: RankLog, env: Mapping[str, Any]) -> list[str]:
     """Ranks that did beside their steps what env.json does not ask for, or did it too often."""
     every, blocks, last = _every(env), _blocks(frame), (env.get("effective") or {}).get("steps")
     found = (*_unasked(rank, every, blocks, len(frame)), *_undrawn(rank, last))
@@ -175,12 +172,12 @@ def _every(env: Mapping[str, Any]) -> dict[str, int]:
     }
 
 
-def _blocks(frame: pd.DataFrame) -> int:
+def _blocks(frame: Frame) -> int:
     places = [name for name in ("arm", "block") if name in frame]
     return int(frame.groupby(places, dropna=False).ngroups) if places else 1
 
 
-def restart_account(frame: pd.DataFrame, ranks: Sequence[RankLog], *, lag: int = 0) -> list[str]:
+def restart_account(frame: Frame, ranks: Sequence[RankLog], *, lag: int = 0) -> list[str]:
     """Steps after an evaluation, a save or a second computation whose dt_s is not their time.
 
     Of rank 0, which writes dt_s. lag: as in `time_account`.
@@ -199,7 +196,7 @@ def restart_account(frame: pd.DataFrame, ranks: Sequence[RankLog], *, lag: int =
     return problems
 
 
-def _marked(frame: pd.DataFrame, steps: pd.DataFrame, lag: int) -> pd.DataFrame:
+def _marked(frame: Frame, steps: Frame, lag: int) -> Frame:
     """Steps within a block, with their dt_s and marks, s.
 
     `latest` is when the device has ended the step at the latest: with a lag the host has seen that
@@ -211,7 +208,7 @@ def _marked(frame: pd.DataFrame, steps: pd.DataFrame, lag: int) -> pd.DataFrame:
     return kept.rename(columns=lambda name: name.removesuffix("_said"))
 
 
-def _restart_problems(both: pd.DataFrame, steps: list[int], lag: int) -> Iterator[str]:
+def _restart_problems(both: Frame, steps: list[int], lag: int) -> Iterator[str]:
     """One step by more than a long pause, two by more than short ones, or the middle of some."""
     if not steps:
         return
@@ -237,7 +234,7 @@ def _restart_problems(both: pd.DataFrame, steps: list[int], lag: int) -> Iterato
     )
 
 
-def _allowed_middle(off: pd.Series, usual: float, lag: int) -> float:
+def _allowed_middle(off: Column, usual: float, lag: int) -> float:
     if len(off) < _SOME:
         return math.inf
     if len(off) < _MANY or lag:

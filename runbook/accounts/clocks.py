@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from runbook.accounts import each_rank
 from runbook.records import RankExit
-from runbook.records.evidence import RankLog
+from runbook.records.evidence import Column, Frame, RankLog
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import pandas as pd
 
 # Clocks agree within this share, and within what one pause of the machine may take.
 CLOCK_TOLERANCE = 0.02
@@ -77,7 +76,7 @@ def busy_steps(ranks: Sequence[RankLog]) -> BusySteps:
 
 
 def time_account(
-    frame: pd.DataFrame,
+    frame: Frame,
     ranks: Sequence[RankLog],
     duration_s: float | None,
     exits: Sequence[RankExit] = (),
@@ -147,7 +146,7 @@ def _processor_s(rank: RankLog) -> float:
     return float(rank.steps["cpu_s"].fillna(0.0).max())
 
 
-def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int = 0) -> list[str]:
+def step_clock(frame: Frame, rank: RankLog, busy: BusySteps, *, lag: int = 0) -> list[str]:
     """The steps of one rank: does its own clock show the time of column dt_s?
 
     Of all steps together on every rank, and of each by itself on rank 0, which writes dt_s: the
@@ -178,7 +177,7 @@ def step_clock(frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, lag: int 
     return _without_waiting(both, lag, ahead) or _step_by_step(both, lag)
 
 
-def _without_waiting(both: pd.DataFrame, lag: int, ahead: float) -> list[str]:
+def _without_waiting(both: Frame, lag: int, ahead: float) -> list[str]:
     """Is what dt_s leaves out the time that steps wait for data? Little here is much elsewhere."""
     if "fetch_s" not in both:
         return []
@@ -221,7 +220,7 @@ def wall_clock(rank: RankLog) -> list[str]:
     ]
 
 
-def _step_by_step(both: pd.DataFrame, lag: int) -> list[str]:
+def _step_by_step(both: Frame, lag: int) -> list[str]:
     """Right in the sum, but smoothed, permuted or invented: what hides stalls and drift."""
     usual = float(both["clock_s"].median())
     typical = float((both["clock_s"] - both["dt_s"]).abs().median())
@@ -242,14 +241,14 @@ def _step_by_step(both: pd.DataFrame, lag: int) -> list[str]:
     return []
 
 
-def _moved_nearby_s(steps: pd.DataFrame) -> float:
+def _moved_nearby_s(steps: Frame) -> float:
     """How far dt_s moves an end against one `_NEARBY` steps before, beyond drift, s; or NaN."""
     late = _usual((steps["clock_s"] - steps["dt_s"]).cumsum())
     drift = PLACE_DRIFT * steps["clock_s"].cumsum().diff(_NEARBY)
     return float((late.diff(_NEARBY).abs() - drift).max())
 
 
-def out_of_place_s(steps: pd.DataFrame, lag: int) -> float:
+def out_of_place_s(steps: Frame, lag: int) -> float:
     """How far, in s, the clock puts the ends of consecutive steps from where dt_s puts them.
 
     With C the ends by the clock and T those by dt_s: the host notes step k between T[k - lag] and
@@ -261,19 +260,19 @@ def out_of_place_s(steps: pd.DataFrame, lag: int) -> float:
     return float(_usual(late).max() - _usual(early).min())
 
 
-def _usual(ends: pd.Series[float]) -> pd.Series[float]:
+def _usual(ends: Column) -> Column:
     around = ends.rolling(_PLACE_WINDOW, min_periods=_PLACE_LEAST, center=True)
-    usual: pd.Series[float] = around.median()
+    usual: Column = around.median()
     return usual
 
 
-def median_error(apart: pd.Series[float]) -> float:
+def median_error(apart: Column) -> float:
     """Three standard errors of the median, from the middle half: a few steps on a busy machine."""
     spread = 1.4826 * float((apart - apart.median()).abs().median())
     return 3 * 1.2533 * spread / math.sqrt(len(apart))
 
 
-def joined(frame: pd.DataFrame, steps: pd.DataFrame, *names: str) -> pd.DataFrame:
+def joined(frame: Frame, steps: Frame, *names: str) -> Frame:
     """The rows of `frame` that `steps` has too, with these columns of it as NAME_said."""
     import numpy as np
 
@@ -284,7 +283,7 @@ def joined(frame: pd.DataFrame, steps: pd.DataFrame, *names: str) -> pd.DataFram
     return frame.merge(said.assign(step=theirs), on="step")
 
 
-def goes_on(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
+def goes_on(frame: Frame) -> npt.NDArray[np.bool_]:
     """For each row: has the one before it the same arm and block? Always, where there are none."""
     import numpy as np
 
@@ -296,7 +295,7 @@ def goes_on(frame: pd.DataFrame) -> npt.NDArray[np.bool_]:
     return same
 
 
-def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.DataFrame | None:
+def clocked_steps(frame: Frame, rank: RankLog, busy: BusySteps) -> Frame | None:
     """Steps with their dt_s and the clock_s between step_end and the one before, both in s.
 
     `run` numbers the stretches without a gap. Left out are the first step of an arm's block, and
@@ -310,13 +309,11 @@ def clocked_steps(frame: pd.DataFrame, rank: RankLog, busy: BusySteps) -> pd.Dat
     clock = rank.steps[["step"]].assign(clock_s=rank.steps["mono"].diff())
     both = joined(both, clock, "clock_s").rename(columns={"clock_s_said": "clock_s"})
     others = both["step"].isin(busy[rank.rank])
-    kept: pd.DataFrame = both[both["inside"] & ~others & both["clock_s"].notna()]
+    kept: Frame = both[both["inside"] & ~others & both["clock_s"].notna()]
     return kept.assign(run=(kept["step"].diff() != 1).cumsum())
 
 
-def clock_ratio(
-    frame: pd.DataFrame, rank: RankLog, busy: BusySteps, *, first_step: int = 0
-) -> float:
+def clock_ratio(frame: Frame, rank: RankLog, busy: BusySteps, *, first_step: int = 0) -> float:
     """Time by the rank's own clock over time by dt_s, both of the steps that have both.
 
     `first_step` leaves warm-up out. 1 where no step has both: `time_account` says so.

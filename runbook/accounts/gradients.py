@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.contract.digests import recomputed_steps, watched_steps
 from runbook.accounts import (
@@ -21,10 +21,7 @@ from runbook.accounts import (
 )
 from runbook.accounts.model import ROUNDOFF, oracle_tolerance
 from runbook.folder.launch.shapes import is_any_number, is_count
-from runbook.records.evidence import Effect, RankLog
-
-if TYPE_CHECKING:
-    import pandas as pd
+from runbook.records.evidence import Effect, Frame, RankLog
 
 # What a mean of known numbers may be off by after it traveled in a type.
 WIRE_TOLERANCE = {"fp32": 1e-5, "fp16": 2e-3, "bf16": 1e-2}
@@ -185,7 +182,7 @@ def norm_account(rank: RankLog) -> Iterator[str]:
 
 
 @each_rank
-def told_norm_account(frame: pd.DataFrame, rank: RankLog) -> Iterator[str]:
+def told_norm_account(frame: Frame, rank: RankLog) -> Iterator[str]:
     """The CSV's norms are those of the gradients, in the steps whose gradients were looked at.
 
     Launches of before these norms were kept do not tell them.
@@ -231,7 +228,7 @@ def update_account(rank: RankLog, work: Workload) -> Iterator[str]:
         yield f": the optimizer counts {updates} updates in {rank.last_step} steps"
 
 
-def rate_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
+def rate_account(frame: Frame, env: Mapping[str, Any]) -> list[str]:
     """Column lr is what config and schedule make of every step.
 
     lr: a linear ramp over warmup_steps, then constant, or a cosine down to a tenth of the peak.
@@ -257,7 +254,7 @@ def rate_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def warmup_account(frame: pd.DataFrame, env: Mapping[str, Any]) -> list[str]:
+def warmup_account(frame: Frame, env: Mapping[str, Any]) -> list[str]:
     """Only a block of a schedule has a warm-up, at its beginning and as long as planned."""
     if "warmup" not in frame:
         return []

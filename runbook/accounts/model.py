@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runbook.accounts import Workload, apart, computed_twice, each_rank, within
 from runbook.accounts.first_weights import NO_SHAPE, begins, parameters
 from runbook.folder.launch.shapes import is_count
-from runbook.records.evidence import RankLog
-
-if TYPE_CHECKING:
-    import pandas as pd
+from runbook.records.evidence import Frame, RankLog
 
 # Unit roundoff of what the products are computed in, and how often it may add up in one layer. On
 # CUDA fp32 products run in TF32, which has the bits of fp16.
@@ -161,7 +158,7 @@ def from_host_tolerance(work: Workload) -> float:
 
 
 @each_rank
-def loss_account(frame: pd.DataFrame, rank: RankLog) -> Iterator[str]:
+def loss_account(frame: Frame, rank: RankLog) -> Iterator[str]:
     """The loss of steps run twice."""
     twice = rank.ending.get("recomputed") or {}
     if not twice.get("steps") or len(twice["steps"]) != len(twice.get("losses") or ()):
@@ -176,7 +173,7 @@ def loss_account(frame: pd.DataFrame, rank: RankLog) -> Iterator[str]:
         )
 
 
-def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
+def first_loss_account(frame: Frame, ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """The loss of the first step is that of the batch that was proven: the mean over the ranks.
 
     Where a step has several micro-batches, the proof knows only the first.
@@ -197,9 +194,7 @@ def first_loss_account(frame: pd.DataFrame, ranks: Sequence[RankLog], work: Work
     ]
 
 
-def gates_account(
-    gates: pd.DataFrame | None, ranks: Sequence[RankLog], work: Workload
-) -> Iterator[str]:
+def gates_account(gates: Frame | None, ranks: Sequence[RankLog], work: Workload) -> Iterator[str]:
     """Readings of rank 0 are those of its steps when they are computed a second time."""
     if gates is None or gates.empty:
         return
@@ -228,13 +223,13 @@ def gates_account(
                 )
 
 
-def selection_account(gates: pd.DataFrame | None, work: Workload) -> list[str]:
+def selection_account(gates: Frame | None, work: Workload) -> list[str]:
     """The selection that gates.csv tells of is that of the config's shape."""
     other = other_selection(gates, work.shape, work.seq_len)
     return [other] if other else []
 
 
-def other_selection(gates: pd.DataFrame | None, shape: Mapping[str, Any], seq_len: Any) -> str:
+def other_selection(gates: Frame | None, shape: Mapping[str, Any], seq_len: Any) -> str:
     """How a reading of the selection is not that of this shape, or an empty string.
 
     A query in block b attends to min(n_sel, b + 1) of them, of which min(3, b + 1) are forced: no

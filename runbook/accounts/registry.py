@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runbook.accounts import (
     Workload,
@@ -19,10 +19,7 @@ from runbook.accounts import (
     tables,
 )
 from runbook.records import RankExit, Reason
-from runbook.records.evidence import RankLog
-
-if TYPE_CHECKING:
-    import pandas as pd
+from runbook.records.evidence import Frame, RankLog
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +30,12 @@ class Sources:
     variables that the launch was planned with, as far as they are known.
     """
 
-    frame: pd.DataFrame
+    frame: Frame
     ranks: Sequence[RankLog]
     work: Workload
     env: Mapping[str, Any]
-    gates: pd.DataFrame | None = None
-    val: pd.DataFrame | None = None
+    gates: Frame | None = None
+    val: Frame | None = None
     duration_s: float | None = None
     exits: Sequence[RankExit] = ()
     given: Mapping[str, str] = field(default_factory=dict)

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nsa.contract import THREAD_VARIABLES, TIMEOUT_TOLERANCE_S, Event, checkpoint_step
 from nsa.contract.digests import drawn_batch, step_weight
@@ -22,10 +22,7 @@ from runbook.errors import listed
 from runbook.folder.launch.documents import recorded_toggles
 from runbook.folder.launch.shapes import is_number
 from runbook.records import RankExit
-from runbook.records.evidence import RankLog
-
-if TYPE_CHECKING:
-    import pandas as pd
+from runbook.records.evidence import Frame, RankLog
 
 # Memory of a process as two readings of one step show it.
 MEMORY_TOLERANCE_MIB = 16.0
@@ -39,7 +36,7 @@ _PLAIN = re.compile(r"[1-9][0-9]{0,5}")
 _NAMED = 8
 
 
-def column_account(frame: pd.DataFrame) -> list[str]:
+def column_account(frame: Frame) -> list[str]:
     """training.csv has every column that heartbeats tell too."""
     lacking = [name for name in _COPIED if name not in frame]
     return [f"the CSV has no column {', '.join(lacking)}"] if lacking else []
@@ -76,7 +73,7 @@ def step_account(ranks: Sequence[RankLog]) -> list[str]:
     return problems
 
 
-def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+def copy_account(frame: Frame, ranks: Sequence[RankLog]) -> list[str]:
     """training.csv and the heartbeats tell the same steps, losses, norms and, on rank 0, rates."""
     problems = []
     for rank in ranks:
@@ -106,7 +103,7 @@ def copy_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
     return problems
 
 
-def summed_account(frame: pd.DataFrame, ranks: Sequence[RankLog]) -> list[str]:
+def summed_account(frame: Frame, ranks: Sequence[RankLog]) -> list[str]:
     """Losses and norms of all steps in the CSV sum to what the ranks summed where they computed.
 
     Each step counts by its weight, so that two that change places show. Both add the same float64
@@ -172,9 +169,7 @@ def memory_account(rank: RankLog, work: Workload) -> Iterator[str]:
         )
 
 
-def evaluation_account(
-    val: pd.DataFrame | None, ranks: Sequence[RankLog], work: Workload
-) -> list[str]:
+def evaluation_account(val: Frame | None, ranks: Sequence[RankLog], work: Workload) -> list[str]:
     """Every evaluation is the mean of all planned batches, of which one was computed again.
 
     `val` is val.csv, which has to tell the same steps and losses as rank 0. On which rows an
@@ -242,7 +237,7 @@ def _mean_problems(ranks: Sequence[RankLog]) -> Iterator[str]:
                 )
 
 
-def _table_problems(val: pd.DataFrame | None, ranks: Sequence[RankLog]) -> Iterator[str]:
+def _table_problems(val: Frame | None, ranks: Sequence[RankLog]) -> Iterator[str]:
     """What val.csv says otherwise than rank 0, which writes it."""
     read = val[["step", "loss"]] if val is not None and "loss" in val else None
     rows = [] if read is None else list(read.itertuples(index=False, name=None))

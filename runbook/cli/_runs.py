@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_OUT
 from runbook.console import Console
-from runbook.errors import ProgramExit, RunbookError, UsageError, did_you_mean, listed
+from runbook.errors import ProgramExit, RunbookError, UsageError, called_by, did_you_mean, listed
+from runbook.files import typed_here
 from runbook.folder import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
@@ -125,8 +126,6 @@ class Found:
 
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
-    from runbook.errors import called_by
-    from runbook.files import typed_here
 
     found = look(Path(DEFAULT_OUT))
     program = typed_here()

@@ -13,6 +13,7 @@ from runbook.cli._parser import command, file_problems
 from runbook.cli._runs import find_run, folder_of, load_told, print_made, running_line
 from runbook.console import Console, marked, table_of
 from runbook.errors import ProgramExit, UsageError, choice_for, how_many
+from runbook.files import typed_here, write_atomic, written_to
 from runbook.folder import RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
@@ -40,7 +41,6 @@ def _unknown_format(args: argparse.Namespace) -> list[str]:
 
 def _print(console: Console, record: RunRecord, fmt: str) -> None:
     from runbook.engine.derive import render
-    from runbook.files import typed_here
     from runbook.folder.manifest import record_text
     from runbook.records.run import Screen
 
@@ -388,7 +388,6 @@ def export(args: argparse.Namespace, console: Console) -> int:
       runbook export 20261121T010203Z-840303b --to numbers.csv
     exit codes: 0 written; 2 usage, or run.json changed since the run: nothing is written
     """
-    from runbook.files import write_atomic, written_to
     from runbook.tools.export import csv_text, numbers_of, prometheus_text
 
     folder = find_run(args.run_name, args.out)

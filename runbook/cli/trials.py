@@ -16,6 +16,7 @@ from runbook.cli._parser import command, number_type, whole_type
 from runbook.cli._runs import find_run
 from runbook.console import Console, table_of
 from runbook.errors import ProgramExit, UsageError
+from runbook.files import make_new_dir, page, utc_stamp, write_atomic
 
 if TYPE_CHECKING:
     from runbook.records.own_trainer import OwnTrainer
@@ -87,7 +88,6 @@ def init(args: argparse.Namespace, console: Console) -> int:
 
     from runbook.config.load import load_profile
     from runbook.config.precedence import dropped
-    from runbook.files import make_new_dir, page, utc_stamp, write_atomic
     from runbook.launch.observer import StopRequest, stop_on_signals
     from runbook.machine.gpu import detect_profile
     from runbook.records.own_trainer import RANKS
@@ -209,7 +209,6 @@ def drill(args: argparse.Namespace, console: Console) -> int:
       runbook drill --json > drill.json
     exit codes: 0 every row passed, 1 a row failed, 2 usage, 3 interrupted
     """
-    from runbook.files import utc_stamp
     from runbook.launch.observer import StopRequest, stop_on_signals
     from runbook.tools.drill import run_drill, select
 
@@ -288,7 +287,6 @@ def triage(args: argparse.Namespace, console: Console) -> int:
       runbook triage --floor 39 artifacts/20260131T120000Z-1a2b3c4/baseline/run1
     exit codes: 0 a step helped, 1 none did, 2 usage, 3 it did not fail again, or comes and goes
     """
-    from runbook.files import utc_stamp
     from runbook.launch.observer import StopRequest, stop_on_signals
     from runbook.tools.triage import run_steps
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -18,7 +18,6 @@ from pydantic import Field, model_validator
 
 from nsa.contract import Ceiling
 from nsa.settings import Count, Whole
-from runbook.errors import choice_for
 from runbook.records.measurement import Record, unsaid
 from runbook.records.outcome import Comparator
 from runbook.records.own_trainer import OwnTrainer
@@ -88,6 +87,23 @@ class LimitSpec:
         """Is a higher value the better one?"""
         return self.comparator in (Comparator.AT_LEAST, Comparator.ABOVE)
 
+    def problems(self, given: LimitValue) -> list[str]:
+        """What a profile says of it that is against its declaration."""
+        problems = []
+        if given.comparator is not None and given.comparator != self.comparator.value:
+            wanted = f"this limit is declared {self.comparator.value!r}"
+            problems.append(f"comparator: {wanted}, got {given.comparator!r}; leave the key out")
+        if given.unit is not None and given.unit != self.unit:
+            wanted = f"this limit is declared in {self.unit!r}"
+            problems.append(f"unit: {wanted}, got {given.unit!r}; leave the key out")
+        if self.use is LimitUse.AIM and given.gated:
+            problems.append("gated: this is an aim, which never decides; expected false")
+        if self.use is LimitUse.RULE and not given.gated:
+            problems.append(
+                "gated: this is a part of a rule and cannot be shown only; expected true"
+            )
+        return problems
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
@@ -114,48 +130,6 @@ class FixedRule:
     what: str
     rule: str
     why: str
-
-
-def limit_problems(
-    given: Mapping[str, LimitValue],
-    *,
-    needed: Mapping[str, LimitSpec],
-    known: Mapping[str, LimitSpec],
-) -> list[str]:
-    """What is wrong with a profile's limits: unknown, missing, or against their declaration."""
-    problems = [
-        f"limits.{name}: no such limit{choice_for(name, known)}"
-        for name in given
-        if name not in known
-    ]
-    problems += [
-        f"limits.{name}: missing"
-        for name, spec in needed.items()
-        if name not in given and not spec.toggle
-    ]
-    for name, value in given.items():
-        if name in known and known[name].toggle:
-            problems.append(
-                f"limits.{name}: set {known[name].toggle} instead, which owns the value"
-            )
-        elif name in known:
-            problems += [f"limits.{name}.{text}" for text in _against(known[name], value)]
-    return problems
-
-
-def _against(spec: LimitSpec, given: LimitValue) -> list[str]:
-    problems = []
-    if given.comparator is not None and given.comparator != spec.comparator.value:
-        wanted = f"this limit is declared {spec.comparator.value!r}"
-        problems.append(f"comparator: {wanted}, got {given.comparator!r}; leave the key out")
-    if given.unit is not None and given.unit != spec.unit:
-        wanted = f"this limit is declared in {spec.unit!r}"
-        problems.append(f"unit: {wanted}, got {given.unit!r}; leave the key out")
-    if spec.use is LimitUse.AIM and given.gated:
-        problems.append("gated: this is an aim, which never decides; expected false")
-    if spec.use is LimitUse.RULE and not given.gated:
-        problems.append("gated: this is a part of a rule and cannot be shown only; expected true")
-    return problems
 
 
 class Sourced(Record):

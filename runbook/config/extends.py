@@ -13,32 +13,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from nsa.strict_yaml import load_strict
 from nsa.toggles import TOGGLES
 from runbook.config import Sourced
 from runbook.config.settings import variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean, meant, shown
-from runbook.files import data_path, read_given, shipped_names
+from runbook.files import data_path, is_file, read_given, shipped_names
 from runbook.records.measurement import Record
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
-
 
 M = TypeVar("M", bound=BaseModel)
 # Of machines of any number of GPUs, those of so many are shown.
 SHOWN_GPUS = 2
 # Where a list is a command away, a near miss points there.
 _LISTS = {"profile": "; all: `runbook profiles`"}
-
-
-def is_file(name_or_path: str) -> bool:
-    """Is this the path of a document of one's own, and not the name of a shipped one?"""
-    return "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
 
 
 def locate(what: str, name_or_path: str, folder: Path, made: Iterable[str] = ()) -> Path:

@@ -13,11 +13,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import Field
+from pydantic_core import ErrorDetails
 
-from runbook.config import Limit, Profile, limit_problems, registry
+from runbook.config import Limit, LimitSpec, Profile, registry
 from runbook.config.extends import (
     SHOWN_GPUS,
     gpus_by_name,
@@ -32,9 +33,6 @@ from runbook.config.settings import override_problems, variable_problems
 from runbook.errors import UsageError, choice_for, did_you_mean
 from runbook.files import data_path, shipped_names
 from runbook.records.measurement import Record
-
-if TYPE_CHECKING:
-    from pydantic_core import ErrorDetails
 
 
 def profile_names() -> tuple[str, ...]:
@@ -105,13 +103,26 @@ def _unknown_references(profile: Profile) -> list[str]:
         for name in needed
         if name not in profile.phases
     ]
-    problems += limit_problems(
-        profile.limits,
-        needed=registry.known_limits(profile.phases, profile.phases),
-        known=registry.known_limits(known, profile.phases),
-    )
+    problems += _limit_problems(profile, registry.known_limits(known, profile.phases))
     problems += _setting_problems(profile)
     return problems or _unknown_checks(profile)
+
+
+def _limit_problems(profile: Profile, known: Mapping[str, LimitSpec]) -> list[str]:
+    """What is wrong with a profile's limits: unknown, missing, or against their declaration."""
+    given, problems = profile.limits, list[str]()
+    for name in given:
+        if name not in known:
+            problems.append(f"limits.{name}: no such limit{choice_for(name, known)}")
+    for name, spec in registry.known_limits(profile.phases, profile.phases).items():
+        if name not in given and not spec.toggle:
+            problems.append(f"limits.{name}: missing")
+    for name, spec in ((name, known[name]) for name in given if name in known):
+        if spec.toggle:
+            problems.append(f"limits.{name}: set {spec.toggle} instead, which owns the value")
+        else:
+            problems += [f"limits.{name}.{text}" for text in spec.problems(given[name])]
+    return problems
 
 
 def _setting_problems(profile: Profile) -> list[str]:

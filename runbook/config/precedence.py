@@ -16,6 +16,7 @@ from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, is_secret_name
 from nsa.toggles import PREFIX, meaning, safe_mode_changes
 from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
+from runbook.config import Profile
 from runbook.config.settings import (
     Settings,
     environment_notes,
@@ -28,11 +29,10 @@ from runbook.config.settings import (
 )
 from runbook.errors import UsageError, not_one_line
 from runbook.files import data_path
+from runbook.records.own_trainer import OwnTrainer
 
 if TYPE_CHECKING:
-    from runbook.config import Profile
     from runbook.config.extends import Preset
-    from runbook.records.own_trainer import OwnTrainer
 
 TYPED = "--set"
 SHELL = "shell"
@@ -179,11 +179,6 @@ def with_config(profile: Profile, config: str) -> Profile:
     if config in ("", profile.config):
         return profile
     return profile.model_copy(update={"config": config, "config_single": config})
-
-
-def words(settings: Settings) -> tuple[str, ...]:
-    """The settings as `KEY=VALUE` words, by which `--set` asks for the same again."""
-    return tuple(f"{name}={value}" for name, value in settings.texts().items())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,10 @@ class Settings:
         config = {CONFIG_VARIABLE: self.config} if self.config else {}
         return {**self.toggles, **overrides, **config}
 
+    def words(self) -> tuple[str, ...]:
+        """`KEY=VALUE` words, by which `--set` asks for the same again."""
+        return tuple(f"{name}={value}" for name, value in self.texts().items())
+
 
 def config_keys() -> dict[str, Any]:
     """Every key of a trainer config as `section.key`, with the type that it takes."""

@@ -17,13 +17,13 @@ from pydantic import Field
 
 from runbook import FILE_AFTER
 from runbook.config import Profile
-from runbook.config.extends import is_file, read_mapping, validated
+from runbook.config.extends import read_mapping, validated
 from runbook.config.load import load_profile_document
-from runbook.config.precedence import with_config, words
+from runbook.config.precedence import with_config
 from runbook.config.registry import Phase, PlanContext, select
 from runbook.config.settings import Settings, parse_settings
 from runbook.errors import UsageError
-from runbook.files import data_path
+from runbook.files import data_path, is_file
 from runbook.records import Launch, RunRecord
 from runbook.records.invocation import Asked, Invocation, lasting
 from runbook.records.measurement import Record
@@ -99,7 +99,7 @@ class Setup:
             package=self.package,
             package_path=self.package_path,
             # In the words that the record keeps, so that judging again prints the same commands.
-            invocation=replace(options.invocation(), settings=words(self.settings)),
+            invocation=replace(options.invocation(), settings=self.settings.words()),
         )
 
     @property

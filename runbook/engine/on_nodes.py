@@ -7,7 +7,6 @@ that runs on a node: `python -m runbook.engine.on_nodes`.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -15,10 +14,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa.contract.digests import sha256_of
+from runbook.config.setup import Setup
 from runbook.errors import RunbookError
+from runbook.files import write_document
 from runbook.folder import LAUNCH_JSON
 from runbook.folder.facts import FACTS_FILE, finish, read_facts, write_facts
 from runbook.launch import run_launch, set_aside
@@ -29,9 +29,6 @@ from runbook.machine.preflight import collect_preflight
 from runbook.records import Launch, LaunchResult
 from runbook.records.evidence import Fact
 from runbook.records.run import NODE_NAMES
-
-if TYPE_CHECKING:
-    from runbook.config.setup import Setup
 
 # What has to be the same on all nodes of a run, or is held against a limit on each.
 COMPARED = (
@@ -119,8 +116,7 @@ def _clock(folder: Path) -> dict[str, Fact]:
     probe.touch()
     offset_s = round(time.time() - probe.stat().st_mtime, 3)
     probe.unlink()
-    text = json.dumps({"schema_version": 1, "offset_s": offset_s}, indent=2)
-    (folder / _CLOCK).write_text(f"{text}\n", encoding="utf-8")
+    write_document(folder / _CLOCK, {"offset_s": offset_s})
     draft = Fact(name="clock.offset_s", value=offset_s, unit="s", path=_CLOCK)
     return finish([draft], folder)
 

@@ -18,7 +18,6 @@ from runbook.config.registry import Phase, report_files, select
 from runbook.config.setup import setup_of_record
 from runbook.errors import RunbookError, UsageError, listed
 from runbook.folder import EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, Journal
-from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.records import (
     Begun,
     Launch,
@@ -150,6 +149,8 @@ def begin_at(run_root: Path, launch: Launch) -> Begun | None:
 
 def _told(run_root: Path, launch: Launch) -> Iterator[Begun]:
     """The checkpoints that launches of the phase say they wrote, moved attempts included."""
+    from runbook.folder.launch.rank_log import read_heartbeats
+
     phase = run_root / launch.phase
     for folder in sorted(phase.iterdir() if phase.is_dir() else ()):
         path = folder / HEARTBEATS.name(0)

@@ -17,13 +17,12 @@ from typing import Any
 
 from nsa.contract import ENV_JSON
 from nsa.contract.digests import sha256_of
-from runbook.config.extends import is_file
 from runbook.config.load import is_shipped, load_profile
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
 from runbook.engine import RunInFolder, is_as_planned, was_judged
 from runbook.engine.derive import assemble, differing_fields, journal_problems, known_phases, render
-from runbook.files import read_bytes
+from runbook.files import is_file, read_bytes
 from runbook.folder import LAUNCH_JSON, RECORD_FILE, RESULT_JSON, manifest
 from runbook.folder.facts import read_facts, redact_variables, shown_fact
 from runbook.folder.launch.documents import read_json_object

@@ -141,9 +141,7 @@ class Difference:
     b: str
 
 
-def unlike(
-    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str], *, absent: str = "absent"
-) -> list[Difference]:
+def unlike(a: Facts, b: Facts, *, absent: str = "absent") -> list[Difference]:
     """What differs, with its text on both sides (`absent` where it has none)."""
     values = {fact: (a.get(fact, absent), b.get(fact, absent)) for fact in {**a, **b}}
     return [
@@ -153,9 +151,7 @@ def unlike(
     ]
 
 
-def other_work(
-    a: Mapping[tuple[str, str], str], b: Mapping[tuple[str, str], str]
-) -> list[Difference]:
+def other_work(a: Facts, b: Facts) -> list[Difference]:
     """What differs in work, toggles and machine: then no comparison is made at all."""
     return [one for one in unlike(a, b) if one.kind in _SAME]
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from runbook.files import utc_text, write_atomic
+from runbook.files import utc_text, write_document
 from runbook.folder import CONSOLE_LOG, JUNIT_XML, KERNEL_LOG_JSON, LAUNCH_JSON
 from runbook.folder.facts import redact_text, redact_variables
 from runbook.folder.launch.documents import read_console
@@ -120,7 +120,6 @@ class Attempt:
 
     def _describe(self) -> None:
         document = {
-            "schema_version": 1,
             "launch": json.loads(self.launch.model_dump_json()),
             "attempt": self.number,
             "argv": list(self.command.argv),
@@ -132,7 +131,7 @@ class Attempt:
             "started_at": self.started_at,
         }
         document["launch"]["env"] = redact_variables(self.launch.env)
-        write_atomic(self.run_dir / LAUNCH_JSON, json.dumps(document, indent=2) + "\n")
+        write_document(self.run_dir / LAUNCH_JSON, document)
 
     def _with_limits(
         self, end: End, exits: Sequence[RankExit], code: int | None, console: Sequence[str]

@@ -6,7 +6,6 @@ The one builder of torchrun's commands: on this machine, as typed, and over seve
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from nsa.contract import ARMS_JSON, CONFIG_VARIABLE, RUN_DIR_VARIABLE, RUN_TOKEN
 from nsa.contract.digests import package_digest
 from runbook.config.settings import VARIABLE_FAMILIES, is_passed_on, may_be_set
 from runbook.errors import RunbookError, UsageError
-from runbook.files import data_path, make_private_dir, write_atomic
+from runbook.files import data_path, make_private_dir, write_document
 from runbook.folder import (
     CHECKOUT_JSON,
     JUNIT_XML,
@@ -306,14 +305,13 @@ def check_out(commit: str, run_root: Path, run_dir: Path) -> Path:
         _make(commit, folder)
     state = read_git(folder)
     document = {
-        "schema_version": 1,
         "commit": commit,
         "path": str(folder / _PACKAGE),
         "sha": state.sha,
         "changed": state.changed,
         "sha256": package_digest(folder / _PACKAGE),
     }
-    write_atomic(run_dir / CHECKOUT_JSON, json.dumps(document, indent=2) + "\n")
+    write_document(run_dir / CHECKOUT_JSON, document)
     return folder
 
 

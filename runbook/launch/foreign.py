@@ -27,7 +27,7 @@ from runbook.launch.end import (
 from runbook.launch.watch import RankWatch
 from runbook.launch.watch.live_status import held_mib
 from runbook.launch.watch.rank_state import RankState
-from runbook.process import carriers
+from runbook.process import carriers, variables_of
 from runbook.records import End, Kind, Launch, LaunchStatus
 from runbook.records.own_trainer import OUT, OwnTrainer
 
@@ -191,11 +191,7 @@ def _write(path: Path, cells: Sequence[object]) -> None:
 
 def _rank_of(pid: int) -> int:
     """The rank in a process's environment; -1 if it tells none."""
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return -1
-    told = dict(one.partition(b"=")[::2] for one in variables)
+    told = dict(one.partition(b"=")[::2] for one in variables_of(pid))
     text = told.get(b"RANK", told.get(b"LOCAL_RANK", b""))
     return int(text) if text.isdigit() else -1
 

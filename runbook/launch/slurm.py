@@ -19,6 +19,7 @@ from pathlib import Path
 
 from runbook.config.setup import Setup
 from runbook.errors import RunbookError
+from runbook.files import text_there
 from runbook.launch.command import RefusedError, completed, rendezvous
 from runbook.launch.launcher_api import Start
 from runbook.launch.nodes import (
@@ -113,8 +114,7 @@ class JobState:
         if self.state in ("CANCELLED", "PREEMPTED"):
             cause = f"{name} was ended in Slurm by somebody else (state {called})"
             return End(status=LaunchStatus.PREEMPTED, cause=cause)
-        path = run_dir / LOG
-        text = path.read_text("utf-8", "replace") if path.is_file() else ""
+        text = text_there(run_dir / LOG)
         said = [line.strip()[:_LONGEST] for line in text.split("\n") if line.strip()]
         last = f"{LOG} ends with: {said[-1]}" if said else f"{LOG} is empty"
         over = f"{name} is over ({called}, exit code {self.code})"

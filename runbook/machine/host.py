@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from nsa.contract import RUN_TOKEN_VARIABLE
+from runbook.files import text_there
 from runbook.process import NO_VARIABLES, run_tool
 
 # The port that torchrun takes unless told otherwise.
@@ -41,7 +42,7 @@ def count_cpus() -> int:
 
 def memory_total_gib(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
     """Memory of the machine, or of the container where that is less."""
-    total, limit = psutil.virtual_memory().total, _read(cgroup / "memory.max").strip()
+    total, limit = psutil.virtual_memory().total, text_there(cgroup / "memory.max").strip()
     return min(total, int(limit) if limit.isdigit() else total) / _GIB
 
 
@@ -94,17 +95,10 @@ def find_infiniband(root: Path = Path("/sys/class/infiniband")) -> dict[str, str
     found = {}
     for state in sorted(root.glob("*/ports/*/state")):
         name = f"{state.parents[2].name}/{state.parent.name}"
-        word = _read(state).strip().rpartition(":")[2].strip()
-        layer = _read(state.parent / "link_layer").strip()
+        word = text_there(state).strip().rpartition(":")[2].strip()
+        layer = text_there(state.parent / "link_layer").strip()
         found[name] = word if layer in ("", "InfiniBand") else f"{word} {layer}"
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 _LONGEST_COMMAND = 200

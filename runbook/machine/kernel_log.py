@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runbook.files import shipped_data, utc_text, write_atomic
+from runbook.files import shipped_data, utc_text, write_document
 from runbook.folder import KERNEL_LOG_JSON
 from runbook.folder.facts import redact_text
 from runbook.process import run_tool
@@ -53,8 +53,7 @@ class KernelWindow:
         """Write `kernel_log.json`."""
         times = {"began_at": began_at, "ended_at": utc_text()}
         told = {**vars(self), "lines": [line.text for line in self.lines]}
-        document = {"schema_version": 1, **times, **told}
-        write_atomic(run_dir / KERNEL_LOG_JSON, json.dumps(document, indent=2) + "\n")
+        write_document(run_dir / KERNEL_LOG_JSON, {**times, **told})
 
 
 class Unreadable(Exception):

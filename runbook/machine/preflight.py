@@ -6,7 +6,6 @@ says why.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,10 @@ from nsa.contract.digests import package_digest
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.config.settings import environment_notes, environment_problems
 from runbook.errors import listed
+from runbook.files import write_document
 from runbook.folder.facts import finish, recorded_environment, redact_diff, redact_text
 from runbook.machine import git, host
-from runbook.machine.gpu import cards, find_nvidia_smi, visible_gpus
+from runbook.machine.gpu import CAPS, THROTTLES, find_nvidia_smi, visible_gpus
 from runbook.machine.gpu.cards import GpuState, NvidiaSmi, parse_topology, read_nvidia_smi
 from runbook.machine.host import DEFAULT_RENDEZVOUS_PORT, Seen, TorchFacts, ask_torch, find_trainers
 from runbook.machine.identity import package_folders
@@ -186,14 +186,13 @@ def _package_drafts() -> list[Fact]:
 
 def _write_host(run_root: Path, drafts: Sequence[Fact]) -> None:
     document = {
-        "schema_version": 1,
         "facts": {
             draft.name: {"value": draft.value, "unit": draft.unit, "note": draft.note}
             for draft in drafts
         },
         "environment": recorded_environment(),
     }
-    _write(run_root / _HOST, json.dumps(document, indent=2) + "\n")
+    write_document(run_root / _HOST, document)
 
 
 def _write(path: Path, text: str) -> None:
@@ -379,8 +378,8 @@ _FACTS: dict[str, _Read | None] = {
     "gpu.ecc_uncorrected": _worst(lambda gpu: gpu.counters["ecc_uncorrected_volatile"], max),
     "gpu.remap_pending": _any(lambda gpu: gpu.counters["remap_pending"]),
     "gpu.remap_failure": _any(lambda gpu: gpu.counters["remap_failure"]),
-    "gpu.throttle": _held_back(cards.THROTTLES),
-    "gpu.caps": _held_back(cards.CAPS),
+    "gpu.throttle": _held_back(THROTTLES),
+    "gpu.caps": _held_back(CAPS),
     "gpu.power_limit": _power_limit,
     "gpu.mig": _any(lambda gpu: gpu.mig),
 }

@@ -7,7 +7,6 @@ asked before anything starts; `limit_met` says whether an end had such a reason.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import resource
@@ -23,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from runbook.config.settings import is_passed_on
-from runbook.files import write_atomic
+from runbook.files import write_document
 from runbook.folder import LOAD_JSON
 from runbook.folder.launch.documents import Load, load_of
 from runbook.machine.host import count_cpus
@@ -308,12 +307,11 @@ class LoadMeter:
         # Two clocks of the kernel that count differently: less than nothing is nothing.
         took["others_s"] = max(0.0, took["busy_s"] - took["own_s"])
         document = {
-            "schema_version": 1,
             "problem": "" if took["total_s"] > 0 else "the kernel tells no times of the CPUs here",
             "cpus": psutil.cpu_count() or 1,
             **{name: round(seconds, 3) for name, seconds in took.items()},
             "load_before": list(self._load_before),
             "load_after": list(os.getloadavg()),
         }
-        write_atomic(run_dir / LOAD_JSON, json.dumps(document, indent=2) + "\n")
+        write_document(run_dir / LOAD_JSON, document)
         return load_of([document])

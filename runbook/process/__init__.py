@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from nsa.contract import RUN_TOKEN_VARIABLE, is_secret_name
+from runbook.files import text_there
 from runbook.process.subreaper import packed
 
 # The default of who sets no variables besides those that are there.
@@ -172,13 +173,17 @@ _EMPTY_SCANS = 2
 _PAUSE_S = 0.02
 
 
-def environment_holds(pid: int, token: str, variable: str = RUN_TOKEN_VARIABLE) -> bool:
-    """Does the process carry this token? False if it is gone, a zombie, or not ours to read."""
+def variables_of(pid: int) -> list[bytes]:
+    """`NAME=value` of its environment; none if it is gone, a zombie, or not ours to read."""
     try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False
-    return f"{variable}={token}".encode() in variables
+        return []
+
+
+def environment_holds(pid: int, token: str, variable: str = RUN_TOKEN_VARIABLE) -> bool:
+    """Does the process carry this token? False where `variables_of` has none of it."""
+    return f"{variable}={token}".encode() in variables_of(pid)
 
 
 def holds_file(pid: int, path: str) -> bool:
@@ -252,12 +257,8 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 
 def _stat(pid: int) -> list[str]:
     """The fields of /proc/PID/stat from the third, `state`, on; none if the process is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
     # The name in parentheses may hold anything, so fields count from the last one.
-    return text.rpartition(")")[2].split()
+    return text_there(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
 
 
 def process_state(pid: int | None) -> str:
@@ -331,11 +332,7 @@ def _group_files(
 
     It is called `unified` in version 2 of control groups and `own` in version 1.
     """
-    try:
-        lines = membership.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for line in text_there(membership).splitlines():
         _, _, rest = line.partition(":")
         controllers, _, group = rest.partition(":")
         if controllers and controller not in controllers.split(","):
@@ -349,8 +346,4 @@ def _group_files(
 
 def _numbers(path: Path, line: str) -> list[int]:
     """The number in each line of a file that is like this; none where it cannot be read."""
-    try:
-        found = re.findall(line, path.read_text("utf-8"), re.MULTILINE)
-    except (OSError, UnicodeDecodeError):
-        return []
-    return [int(digits) for digits in found]
+    return [int(digits) for digits in re.findall(line, text_there(path), re.MULTILINE)]

@@ -85,13 +85,13 @@ class RankLog:
     path: str
     sha256: str
     events: int
-    tokens: frozenset[str]
+    tokens: frozenset[str] = frozenset()
     first_step: int | None
     last_step: int | None
-    exit_code: int | None
-    exit_reason: str
-    param_hash: str | None
-    counts: Mapping[str, int]
+    exit_code: int | None = None
+    exit_reason: str = ""
+    param_hash: str | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
     effects: tuple[Effect, ...] = ()
     ddp_buckets: tuple[Mapping[str, Any], ...] = ()
     arm_failures: tuple[Mapping[str, Any], ...] = ()

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from nsa.contract import CONFIG_VARIABLE, HALT_FILE, ExitCode
+from runbook.errors import how_many
 from runbook.records.measurement import Record, unsaid
 from runbook.records.own_trainer import OwnTrainer
 
@@ -69,8 +70,7 @@ class ArmSchedule(Record):
 
     def in_words(self) -> str:
         """`24 rounds of 25, 50, 100 in changing order; each 20 steps after 4 of warm-up`."""
-        count = len(self.rounds)
-        rounds = "1 round" if count == 1 else f"{count} rounds"
+        rounds = how_many(len(self.rounds), "round")
         order = " in changing order" if len(set(self.rounds)) > 1 else ""
         warmup = f" after {self.warmup_steps} of warm-up" if self.warmup_steps else ""
         return f"{rounds} of {', '.join(self.settings)}{order}; each {self.steps} steps{warmup}"

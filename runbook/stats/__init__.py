@@ -89,6 +89,8 @@ def too_few(n: int, things: str, needed: int, **known: Any) -> Decision:
 
 
 FloatArray = npt.NDArray[np.float64]
+# Numbers as whoever asks has them.
+Values = Sequence[float] | FloatArray
 
 
 def percent(ratio: float, bounds: tuple[float, float], *beside: str) -> str:

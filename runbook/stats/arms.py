@@ -11,17 +11,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runbook.errors import UsageError
+from runbook.records.evidence import Frame
 from runbook.stats import (
     REGRESSION_PLAN,
     Decided,
     Decision,
     FloatArray,
     InterimPlan,
+    Values,
     between,
     first_settled,
     paired,
@@ -29,9 +30,6 @@ from runbook.stats import (
     too_few,
     unless_disturbed,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 MIN_ROUNDS = 3
 # The smallest lead worth looking for: once no arm can have it, at this one-sided error, all tie.
@@ -66,7 +64,7 @@ def log_bounds(logs: FloatArray, error: float) -> tuple[float, tuple[float, floa
     return math.exp(mean), (math.exp(mean - half), math.exp(mean + half))
 
 
-def rounds_of(samples: pd.DataFrame) -> tuple[list[str], FloatArray]:
+def rounds_of(samples: Frame) -> tuple[list[str], FloatArray]:
     """Arm names in order of appearance and their values [rounds, arms], rounds in order.
 
     Numbered rounds are sorted by number, others stay in order of appearance.
@@ -90,7 +88,7 @@ def rounds_of(samples: pd.DataFrame) -> tuple[list[str], FloatArray]:
     return list(map(str, arms)), values
 
 
-def complete_rounds(samples: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+def complete_rounds(samples: Frame) -> tuple[Frame, int]:
     """The rows of rounds in which every arm has one value, and how many rounds were left out.
 
     For a run that was stopped in the middle of a round.
@@ -197,8 +195,8 @@ MARGIN, GROSS_MARGINS, GROSS_ERROR = 0.02, 2.5, 0.001
 
 
 def non_inferiority(
-    baseline: Sequence[float] | FloatArray,
-    variant: Sequence[float] | FloatArray,
+    baseline: Values,
+    variant: Values,
     *,
     plan: InterimPlan,
     margin: float = MARGIN,
@@ -266,9 +264,7 @@ def _non_inferior(
     return of_ratio(outcome, ratio, (low, high), logs.size, "variant", says)
 
 
-def regression(
-    reference: Sequence[float] | FloatArray, head: Sequence[float] | FloatArray
-) -> Decision:
+def regression(reference: Values, head: Values) -> Decision:
     """Is HEAD slower than the pinned reference, launched in turn with it the same night?
 
     Two stages, those of REGRESSION_PLAN: a few rounds every night; only if these make a loss likely

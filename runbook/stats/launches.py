@@ -8,7 +8,6 @@ it is more than an allowance, and the uncertainty is added to that.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from runbook.stats import (
     Decision,
     FloatArray,
     InterimPlan,
+    Values,
     between,
     first_settled,
     paired,
@@ -38,7 +38,7 @@ MOST_SCALING = 1.05
 RATIO_WEIGHT = 2 / 3
 
 
-def meets_target(values: Sequence[float] | FloatArray, target: float) -> Decision:
+def meets_target(values: Values, target: float) -> Decision:
     """Does the throughput reach the target?
 
     Args:
@@ -86,12 +86,7 @@ def meets_target(values: Sequence[float] | FloatArray, target: float) -> Decisio
 
 
 def scaling(
-    t1: Sequence[float] | FloatArray,
-    tN: Sequence[float] | FloatArray,
-    n: int,
-    *,
-    limit: float = 0.90,
-    plan: InterimPlan | None = None,
+    t1: Values, tN: Values, n: int, *, limit: float = 0.90, plan: InterimPlan | None = None
 ) -> Decision:
     """Scaling efficiency E = T_N / (N * T_1), held against a floor.
 
@@ -174,9 +169,7 @@ LEVEL_WINDOW = 30
 LEAST_SPREAD = 0.01
 
 
-def loss_shown(
-    reference: Sequence[float] | FloatArray, head: Sequence[float] | FloatArray, *, allowance: float
-) -> Decision:
+def loss_shown(reference: Values, head: Values, *, allowance: float) -> Decision:
     """Is `head` slower than an earlier run by more than `allowance`?
 
     Args:
@@ -216,7 +209,7 @@ def _welch_half(a: FloatArray, b: FloatArray) -> float:
     return t_quantile(LOSS_ERROR, freedom) * math.sqrt(sum(parts))
 
 
-def level_runs(runs: Sequence[float] | FloatArray) -> slice:
+def level_runs(runs: Values) -> slice:
     """Where the best level of these values lies: five consecutive ones with the highest mean.
 
     All of them if they are fewer than five. The newest of equal ones.
@@ -229,9 +222,7 @@ def level_runs(runs: Sequence[float] | FloatArray) -> slice:
     return slice(first, first + LEVEL_RUNS)
 
 
-def below_level(
-    history: Sequence[float] | FloatArray, head: float, *, allowance: float
-) -> Decision:
+def below_level(history: Values, head: float, *, allowance: float) -> Decision:
     """Is `head` slower than the best level that the last runs held, by more than `allowance`?
 
     The level is the best mean of 5 consecutive runs among the last 30: a single lucky run is none,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from runbook.errors import UsageError
-from runbook.stats import MAD_TO_SIGMA, Decided, Decision, FloatArray, between, positive, too_few
+from runbook.stats import (
+    MAD_TO_SIGMA,
+    Decided,
+    Decision,
+    FloatArray,
+    Values,
+    between,
+    positive,
+    too_few,
+)
 from runbook.stats.arms import t_quantile, t_upper_tail
 from runbook.stats.throughput import warmup_cut
 
@@ -32,9 +40,7 @@ CHANGE_ERROR = 0.01
 SEGMENT = 3
 
 
-def steady(
-    step_times: Sequence[float] | FloatArray, *, tolerance: float = 0.03, stall_limit: float = 0.01
-) -> Decision:
+def steady(step_times: Values, *, tolerance: float = 0.03, stall_limit: float = 0.01) -> Decision:
     """Does the step time stay level over the run?
 
     Steps are no independent evidence (they follow each other's pace), batches of about 50 are
@@ -185,12 +191,7 @@ LEAK_FACTOR, LEAK_PACE = 2.0, 0.5
 LEVEL_SHARE = 0.1
 
 
-def memory_plateau(
-    steps: Sequence[float] | FloatArray,
-    mib: Sequence[float] | FloatArray,
-    project_to_step: float,
-    limit: float,
-) -> Decision:
+def memory_plateau(steps: Values, mib: Values, project_to_step: float, limit: float) -> Decision:
     """Has the memory of one process reached its plateau?
 
     Args:
@@ -212,7 +213,10 @@ def memory_plateau(
     Raises:
         UsageError: values that are not positive numbers, lengths differ, steps do not rise.
     """
-    at, used, ceiling, goal = _checked(steps, mib, project_to_step, limit)
+    used = positive("mib", mib, unit="MiB")
+    ceiling = float(positive("limit", [limit], unit="MiB")[0])
+    goal = float(positive("project_to_step", [project_to_step], unit="steps")[0])
+    at = _rising(steps)
     if at.size < FEWEST_ROWS:
         return too_few(at.size, "rows", FEWEST_ROWS)
     half = at.size // 2
@@ -263,12 +267,7 @@ def memory_plateau(
     )
 
 
-def outside_plateau(
-    steps: Sequence[float] | FloatArray,
-    mib: Sequence[float] | FloatArray,
-    project_to_step: float,
-    limit: float,
-) -> Decision:
+def outside_plateau(steps: Values, mib: Values, project_to_step: float, limit: float) -> Decision:
     """Has the resident memory of a trainer's processes reached its plateau?
 
     Args and Raises as of `memory_plateau`, whose word stands unless it is FAIL for growth alone.
@@ -303,21 +302,14 @@ def outside_plateau(
     return replace(found, outcome=Decided.INCONCLUSIVE, reason=reason)
 
 
-def _checked(
-    steps: Sequence[float] | FloatArray,
-    mib: Sequence[float] | FloatArray,
-    project_to_step: float,
-    limit: float,
-) -> tuple[FloatArray, FloatArray, float, float]:
-    used = positive("mib", mib, unit="MiB")
-    ceiling = float(positive("limit", [limit], unit="MiB")[0])
-    goal = float(positive("project_to_step", [project_to_step], unit="steps")[0])
+def _rising(steps: Values) -> FloatArray:
+    """Finite numbers that rise. Raises UsageError."""
     at = np.asarray(steps, dtype=np.float64)
     if not (np.isfinite(at).all() and (np.diff(at) > 0).all()):
         wrong = np.flatnonzero(~(np.diff(at) > 0))
         where = f" after position {wrong[0]}" if wrong.size else ""
         raise UsageError(f"steps do not rise{where}; allowed: finite, strictly rising numbers")
-    return at, used, ceiling, goal
+    return at
 
 
 def _levels(used: FloatArray) -> list[float]:

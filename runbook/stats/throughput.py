@@ -7,25 +7,20 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from runbook.records import Measurement, Window
-from runbook.records.evidence import RankLog, TrainingLog
+from runbook.records.evidence import Column, Frame, RankLog, TrainingLog
 from runbook.records.measurement import TOKENS_PER_SECOND, Source
-from runbook.stats import MAD_TO_SIGMA
-
-if TYPE_CHECKING:
-    import pandas as pd
+from runbook.stats import MAD_TO_SIGMA, FloatArray
 
 # Steps whose median must be usual where warm-up ends: a single quick step ends nothing.
 _RUN = 5
 _FEWEST_STEPS = 4
 
 
-def warmup_cut(dt_s: npt.NDArray[np.float64]) -> int:
+def warmup_cut(dt_s: FloatArray) -> int:
     """How many leading steps are warm-up: at least one, at most a quarter; none of under four.
 
     The usual pace is the median of the second half. Warm-up ends before the first step that is
@@ -66,7 +61,7 @@ class WindowTooShort(StatisticsError):
         )
 
 
-def measured_rows(log: TrainingLog, *, arm: str | None = None) -> pd.DataFrame:
+def measured_rows(log: TrainingLog, *, arm: str | None = None) -> Frame:
     """The rows that count: warm-up rows left out, one arm if named.
 
     Raises `StatisticsError` if an arm is asked of a log without that column.
@@ -81,14 +76,14 @@ def measured_rows(log: TrainingLog, *, arm: str | None = None) -> pd.DataFrame:
     return frame if bool(keep.all()) else frame[keep]
 
 
-def need(path: str, frame: pd.DataFrame, *columns: str) -> None:
+def need(path: str, frame: Frame, *columns: str) -> None:
     """Raise `StatisticsError` unless the file has all of them; the older form has not."""
     missing = [name for name in columns if name not in frame]
     if missing:
         raise StatisticsError(f"{path} has no column {', '.join(missing)}; only rates can be shown")
 
 
-def cadence(frame: pd.DataFrame) -> int:
+def cadence(frame: Frame) -> int:
     """Steps between two rows: 1 for a row per step, k where every k-th step was logged."""
     if len(frame) < 2:
         return 1
@@ -96,13 +91,7 @@ def cadence(frame: pd.DataFrame) -> int:
 
 
 def measurement(
-    log: TrainingLog,
-    rows: pd.DataFrame,
-    *,
-    name: str,
-    value: float,
-    unit: str,
-    stdev: float | None = None,
+    log: TrainingLog, rows: Frame, *, name: str, value: float, unit: str, stdev: float | None = None
 ) -> Measurement:
     """A measurement over these rows of this log."""
     return Measurement(
@@ -169,7 +158,7 @@ def effective(log: TrainingLog, *, arm: str | None = None) -> Measurement:
     return measurement(log, rows, name=name, value=rate, unit=TOKENS_PER_SECOND)
 
 
-def block_throughputs(log: TrainingLog) -> pd.DataFrame:
+def block_throughputs(log: TrainingLog) -> Frame:
     """Tokens over time of each block, as `arm` (str), `block` (int), `value` (tok/s).
 
     A block that was cut short (fewer measured rows than the longest) is no sample and is left
@@ -186,7 +175,7 @@ def block_throughputs(log: TrainingLog) -> pd.DataFrame:
     return result[["arm", "block", "value"]]
 
 
-def block_step_times(log: TrainingLog, rounds: pd.DataFrame) -> npt.NDArray[np.float64]:
+def block_step_times(log: TrainingLog, rounds: Frame) -> FloatArray:
     """Seconds of every measured step of whole blocks, [rounds, arms, steps].
 
     `rounds` are complete rounds of `block_throughputs`; arms in their order of appearance there,
@@ -199,7 +188,7 @@ def block_step_times(log: TrainingLog, rounds: pd.DataFrame) -> npt.NDArray[np.f
     return np.array([[times[block, arm] for arm in arms] for block in blocks], dtype=np.float64)
 
 
-def step_times(log: TrainingLog) -> npt.NDArray[np.float64]:
+def step_times(log: TrainingLog) -> FloatArray:
     """Seconds of every measured step, warm-up rows left out (marked ones only, no cut).
 
     Of a row that stands for several steps, their mean.
@@ -210,7 +199,7 @@ def step_times(log: TrainingLog) -> npt.NDArray[np.float64]:
     return each.to_numpy(dtype=np.float64)
 
 
-def _steady_rows(log: TrainingLog, *, arm: str | None = None) -> pd.DataFrame:
+def _steady_rows(log: TrainingLog, *, arm: str | None = None) -> Frame:
     need(log.path, log.frame, "step", "tokens", "dt_s")
     rows = measured_rows(log, arm=arm)
     marked = "warmup" in log.frame and bool(log.frame["warmup"].any())
@@ -257,7 +246,7 @@ def per_cpu_second(log: TrainingLog, ranks: Sequence[RankLog]) -> Measurement:
     return made.model_copy(update={"others": tuple(others)})
 
 
-def _per_step(rank: RankLog) -> pd.Series[float]:
+def _per_step(rank: RankLog) -> Column:
     """Processor seconds of each step of a rank, by step."""
     steps = rank.steps
     if steps is None or _COLUMN not in steps or bool(steps[_COLUMN].isna().any()):

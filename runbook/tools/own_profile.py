@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runbook.config import Profile, registry
 from runbook.config.extends import merged
@@ -30,7 +30,7 @@ from runbook.launch.end import last_words
 from runbook.launch.observer import Observer, StopRequest
 from runbook.launch.supervision import LaunchOptions
 from runbook.records import Launch, LaunchResult, LaunchStatus
-from runbook.records.evidence import LaunchEvidence
+from runbook.records.evidence import Frame, LaunchEvidence
 from runbook.records.launch import with_option
 from runbook.records.own_trainer import (
     CONSOLE,
@@ -43,9 +43,6 @@ from runbook.records.own_trainer import (
     OwnTrainer,
     for_own,
 )
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _FLAGS = {
     STEPS: r"(?:max|num|train|total)?[-_]?(?:train[-_])?(?:steps|iters|iterations|updates)",
@@ -318,7 +315,7 @@ def _measured(said: str, evidence: LaunchEvidence) -> Probe:
     )
 
 
-def is_running_mean(frame: pd.DataFrame) -> bool:
+def is_running_mean(frame: Frame) -> bool:
     """Does the pace that a log tells explain this program's clock far better as such a mean?
 
     At a steady pace both explain it.

@@ -6,7 +6,6 @@ The changes are in `triage_steps`; nothing here judges a run.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +18,7 @@ from pydantic import ValidationError
 from nsa.contract import TRAINING_CSV
 from runbook.config.settings import Settings
 from runbook.errors import UsageError
-from runbook.files import make_new_dir, write_atomic
+from runbook.files import make_new_dir, write_document
 from runbook.folder import LAUNCH_JSON, RECORD_FILE
 from runbook.folder.launch.documents import json_object, launch_result
 from runbook.folder.launch.evidence import read_training_csv
@@ -194,7 +193,7 @@ def run_steps(
     make_new_dir("--out", out)
     options = LaunchOptions(run_root=out, observer=Observer(), stop=stop, retry=False)
     triage = _Runner(target=target, options=options, tell=tell).run()
-    write_atomic(out / "triage.json", json.dumps(triage.document(), indent=2) + "\n")
+    write_document(out / "triage.json", triage.document())
     return triage
 
 

@@ -12,7 +12,7 @@ from nsa.strict_yaml import load_strict, scalar
 from nsa.toggles import TOGGLES
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
-from runbook.config.precedence import dropped, gathered, shell_settings, words
+from runbook.config.precedence import dropped, gathered, shell_settings
 from runbook.config.settings import (
     Settings,
     is_passed_on,
@@ -112,7 +112,7 @@ def test_a_later_layer_wins_and_is_named(
 
 def test_the_words_of_a_run_ask_for_the_same_again_in_any_shell() -> None:
     settings = given("train.seed=7", **SHELL)
-    again = parse_settings(words(settings))
+    again = parse_settings(settings.words())
     assert again.toggles == settings.toggles
     assert again.config == settings.config == "m7c_125m_2xa100_production_tuned.yaml"
     assert again.config_overrides == {"train.seed": 7}

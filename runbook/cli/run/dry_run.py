@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from runbook import DEFAULT_LAUNCHER
 from runbook.config.precedence import dropped
+from runbook.config.registry import Phase
+from runbook.config.setup import Setup
 from runbook.console import Console
 from runbook.engine.plan.prepare import Needs, needs_of
 from runbook.engine.plan.progress import Estimate, estimate, pace_of_the_go
@@ -20,13 +21,8 @@ from runbook.errors import how_many, in_one_line
 from runbook.files import page
 from runbook.launch.command import pasteable
 from runbook.launch.launcher_api import launcher
+from runbook.records import Launch
 from runbook.records.measurement import duration_text
-
-if TYPE_CHECKING:
-    from runbook.config.registry import Phase
-    from runbook.config.setup import Setup
-    from runbook.records import Launch
-
 
 Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
 Estimator = Callable[["Launch"], Estimate]

@@ -12,6 +12,7 @@ from runbook.cli._runs import find_run
 from runbook.cli.run import run
 from runbook.console import Console
 from runbook.errors import UsageError
+from runbook.folder import EVENTS_FILE, read_events
 
 # What `runbook run` has besides.
 _NO_PLAN = ("--phase", "--keep-going", "--protocol", "--aa", "--seed", "--reference", "--head")
@@ -55,7 +56,6 @@ def _more_phases(args: argparse.Namespace) -> str | None:
     from runbook.config.setup import setup_of_record
     from runbook.engine.derive import derive_record
     from runbook.engine.earlier.standing import asked_for
-    from runbook.folder import EVENTS_FILE, read_events
 
     folder = find_run(args.resume, args.out)
     record = derive_record(read_events(Path(folder) / EVENTS_FILE)[0])

@@ -17,7 +17,7 @@ from runbook.cli._runs import print_made
 from runbook.cli.run.text import RunView, TextObserver
 from runbook.config.registry import report_files
 from runbook.console import Console, OutputFormat, Painted
-from runbook.engine.derive import render
+from runbook.engine.derive import NOT_WRITTEN, render
 from runbook.files import near, typed_here, utc_text_ms
 from runbook.folder.manifest import fingerprint_of, shown_fingerprint
 from runbook.launch import observer as events
@@ -192,7 +192,6 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     After an interruption every row that has no evidence would say so; the way to go on is what
     counts then.
     """
-    from runbook.engine.derive import NOT_WRITTEN
 
     short = console.quiet or record.interrupted
     screen = Screen(

@@ -8,24 +8,20 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa.contract import NSAError
 from nsa.settings import load_config
 from runbook.config import PhaseSettings, Profile
-from runbook.config.extends import is_file
 from runbook.config.plan import load_plan, needing_go, with_plan, without_board
-from runbook.config.precedence import words
 from runbook.config.settings import Settings
+from runbook.config.setup import RunOptions, Setup
 from runbook.engine import earlier
 from runbook.engine.verify import verify_run
 from runbook.errors import RunbookError, UsageError, choice_for
+from runbook.files import is_file
 from runbook.folder import manifest
 from runbook.launch.command import resolve_config
 from runbook.records import RunRecord, Verdict
-
-if TYPE_CHECKING:
-    from runbook.config.setup import RunOptions, Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +202,7 @@ def planned_profile(
             Path(options.out), profile, settings, phases, steps_scale=options.steps_scale
         )
         if not found.run_id and needing:
-            given = replace(options, settings=words(settings))
+            given = replace(options, settings=settings.words())
             refused = _refusal(given, needing, asked, found)
     chosen = {name: v for name, v in found.chosen.items() if name not in settings.toggles}
     go = f"{found.run_id}: {found.said}" if found.run_id else ""

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, NSAError
@@ -32,14 +31,11 @@ from runbook import BOARD, BOARD_TOGGLE, absent, is_installed
 from runbook.config.precedence import PRESET, SHELL, TYPED
 from runbook.config.registry import Phase
 from runbook.config.settings import Scalar, word
+from runbook.config.setup import Setup
 from runbook.errors import RunbookError
 from runbook.launch.command import resolve_config
 from runbook.records import Launch
 from runbook.records.launch import TORCHRUN, option
-
-if TYPE_CHECKING:
-    from runbook.config.setup import Setup
-
 
 _PROFILE = "profile "
 _OF_RANKS = ("NSA_DDP_", "NCCL_")

@@ -15,15 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nsa.settings import VOCAB_SIZES, TrainerConfig
 from runbook import BOARD, BOARD_TOGGLE, PROTOCOLS, absent, is_installed
 from runbook.accounts.first_weights import DISK_MARGIN, checkpoint_gib, parameters
+from runbook.config import Profile
 from runbook.config.extends import load_preset
 from runbook.config.load import load_profile
 from runbook.config.plan import NO_BOARD
-from runbook.config.precedence import gathered, with_config, words
+from runbook.config.precedence import gathered, with_config
 from runbook.config.registry import Phase, select
 from runbook.config.settings import parse_settings
 from runbook.config.setup import RunOptions, Setup, phase_problems
@@ -38,11 +38,6 @@ from runbook.machine.identity import package_folders, package_under_test
 from runbook.process import run_tool
 from runbook.records import Launch
 from runbook.records.launch import DATASET_FLAG, option
-
-if TYPE_CHECKING:
-    from runbook.config import Profile
-    from runbook.config.setup import Setup
-
 
 _OF_THE_HUB = "fineweb_edu"
 _READ = (_OF_THE_HUB, "local")
@@ -225,7 +220,7 @@ def prepare(options: RunOptions) -> Setup:
     if problems or profile is None or settings is None or phases is None:
         raise UsageError(problems)
     setup = Setup(
-        options=replace(options, settings=words(settings)),
+        options=replace(options, settings=settings.words()),
         profile=profile,
         settings=settings,
         phases=tuple(phases),

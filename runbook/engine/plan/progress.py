@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from nsa.contract import TRAINING_CSV
 from runbook.config import Profile
+from runbook.config.setup import Setup
 from runbook.engine.earlier import ground_of
 from runbook.errors import RunbookError
 from runbook.folder.launch.evidence import read_training_csv
@@ -23,10 +24,6 @@ from runbook.folder.manifest import go_record
 from runbook.launch.observer import Forecast, Observer, Pulse
 from runbook.records import Launch, LaunchResult, PhaseRecord
 from runbook.records.measurement import duration_text
-
-if TYPE_CHECKING:
-    from runbook.config.setup import Setup
-
 
 _BATCH = "train.batch_size"
 

@@ -34,7 +34,6 @@ from runbook.folder.launch.documents import (
     read_junit,
 )
 from runbook.folder.launch.own_log import PROCESSES, last_steps, read_own_log
-from runbook.folder.launch.rank_log import read_heartbeats
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records import Launch, LaunchResult, LaunchStatus
 from runbook.records.evidence import LaunchEvidence, RankLog, SetAside, TrainingLog
@@ -158,6 +157,8 @@ def _read_config(run_root: Path, launch: Launch) -> dict[str, Any] | None:
 def _read_ranks(
     folder: Path, run_root: Path, result: LaunchResult, problems: list[str]
 ) -> tuple[RankLog, ...]:
+    from runbook.folder.launch.rank_log import read_heartbeats
+
     logs = []
     for rank, path in heartbeat_files(folder).items():
         log = read_heartbeats(path, rank=rank, relative_to=run_root)
@@ -184,6 +185,8 @@ def _start(folder: Path, run_root: Path, problems: list[str]) -> SetAside | None
     except ValueError:
         problems.append(f"{name}/{LAUNCH_JSON}: when it was started cannot be read")
         return None
+    from runbook.folder.launch.rank_log import read_heartbeats
+
     first, ended = None, began
     for rank, path in list(heartbeat_files(folder).items())[:1]:
         log = read_heartbeats(path, rank=rank, relative_to=run_root)

@@ -23,13 +23,12 @@ from runbook.folder import ARRIVALS_CSV, CONSOLE_LOG, OWN_FOLDER
 from runbook.folder.launch import whole_number
 from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.rows import RowSpec, read_rows
-from runbook.records.evidence import RankLog, TrainingLog
+from runbook.records.evidence import Frame, RankLog, TrainingLog
 from runbook.records.own_trainer import COLUMNS, CONSOLE, OUT, LogMap, OwnTrainer
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import pandas as pd
 
 ARRIVALS = RowSpec.of("rows mono ts", whole="rows", complete=True)
 PROCESSES = RowSpec.of("mono step pid rank rss_mib", whole="step pid rank", complete=True)
@@ -204,9 +203,7 @@ def _missing_rows(apart: npt.NDArray[np.float64], usual: float) -> npt.NDArray[n
     return np.where(alone & (apart >= _LONGER * usual), np.round(apart / usual) - 1, 0.0)
 
 
-def _frame(
-    rows: Sequence[Row], arrivals: pd.DataFrame, tokens: int, *, in_file: bool
-) -> pd.DataFrame:
+def _frame(rows: Sequence[Row], arrivals: Frame, tokens: int, *, in_file: bool) -> Frame:
     import numpy as np
     import pandas as pd
 
@@ -249,7 +246,7 @@ def _told_s(row: Row, tokens: int) -> float:
     return row.get("dt_s", tokens / rate if rate > 0 else float("nan"))
 
 
-def _clock(frame: pd.DataFrame, path: str, sha256: str) -> RankLog:
+def _clock(frame: Frame, path: str, sha256: str) -> RankLog:
     """The arrivals as a rank's steps: what samples of the devices are taken between."""
     steps = frame[["step", "mono", "ts"]].assign(alone=True, mem_mib=float("nan"))
     return RankLog(
@@ -257,13 +254,8 @@ def _clock(frame: pd.DataFrame, path: str, sha256: str) -> RankLog:
         path=path,
         sha256=sha256,
         events=len(frame),
-        tokens=frozenset(),
         first_step=int(frame["step"].iloc[0]),
         last_step=int(frame["step"].iloc[-1]),
-        exit_code=None,
-        exit_reason="",
-        param_hash=None,
-        counts={},
         steps=steps,
     )
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
 
 from nsa.contract import Event
 from runbook.errors import listed
@@ -25,15 +29,8 @@ from runbook.folder.launch.documents import name_below
 from runbook.folder.launch.shapes import is_any_number, is_digest, shape_of, shaped
 from runbook.records.evidence import Effect, RankLog
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import pandas as pd
-
-    Floats = npt.NDArray[np.float64]
-    Ints = npt.NDArray[np.int64]
-
-
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 # What a step is made of: any other event between two steps' ends is time of its own.
 _IN_A_STEP = (Event.STEP_START, Event.FETCHED, Event.PROGRESS, Event.STEP_END)
 
@@ -50,8 +47,6 @@ def read_heartbeats(path: Path, *, rank: int, relative_to: Path) -> RankLog:
 
 def rank_log(said: RankLines, *, path: str) -> RankLog:
     """What a heartbeat file is evidence of."""
-    import numpy as np
-
     names, events, told = list(said.number_of), said.events, said.columns["step"]
     steps = np.where((told >= 0) & (told < MOST_STEPS), told, np.nan)
     known = ~np.isnan(steps)
@@ -122,23 +117,17 @@ def rank_log(said: RankLines, *, path: str) -> RankLog:
 
 
 def _lines_of(said: RankLines, *events: str) -> Ints:
-    import numpy as np
-
     return np.flatnonzero(np.isin(said.events, [said.number_of[event] for event in events]))
 
 
 def _others(said: RankLines) -> Ints:
     """The lines of events that are no part of a step."""
-    import numpy as np
-
     own = {said.number_of[event] for event in _IN_A_STEP} | {said.number_of.get("", -1), -1}
     return np.flatnonzero(~np.isin(said.events, list(own)))
 
 
 def _beside(said: RankLines, so_far: Ints) -> dict[int, frozenset[str]]:
     """Of each step, the first apart, the events before its end that are no part of a step."""
-    import numpy as np
-
     names, found = list(said.number_of), dict[int, set[str]]()
     ends, others = _lines_of(said, Event.STEP_END), _others(said)
     following = np.searchsorted(ends, others)
@@ -150,13 +139,9 @@ def _beside(said: RankLines, so_far: Ints) -> dict[int, frozenset[str]]:
 
 def _steps_frame(said: RankLines, so_far: Ints) -> pd.DataFrame | None:
     """The columns of `RankLog.steps`, or None where no step ended."""
-    import numpy as np
-
     ends, mono = _lines_of(said, Event.STEP_END), said.columns["mono"]
     if not len(ends):
         return None
-    import pandas as pd
-
     mono = np.where(np.isfinite(mono), mono, np.nan)  # no clock reads anything else
     before = np.searchsorted(_others(said), ends)
     ended = so_far[ends]
@@ -183,8 +168,6 @@ def _steps_frame(said: RankLines, so_far: Ints) -> pd.DataFrame | None:
 
 def _first_of(steps: Ints, ended: Ints) -> Ints:
     """For each step that ended, where it stands first among these steps; -1 if it does not."""
-    import numpy as np
-
     found, first = np.unique(steps, return_index=True)
     place = np.minimum(np.searchsorted(found, ended), len(found) - 1)
     return np.where(found[place] == ended, first[place], -1) if len(found) else place
@@ -192,8 +175,6 @@ def _first_of(steps: Ints, ended: Ints) -> Ints:
 
 def _at(places: Ints, said: Floats) -> Floats:
     """What was said at these places; NaN at -1."""
-    import numpy as np
-
     return np.append(said, np.nan)[places]
 
 
@@ -250,8 +231,6 @@ class RankLines:
     @classmethod
     def read(cls, path: Path, *, rank: int) -> Self:
         """Read a whole file. Raises `OSError`."""
-        import numpy as np
-
         history, lines = cls(rank=rank, events=np.empty(0, dtype=np.int64)), WholeLines(path)
         events = [history.events]
         for block in lines:
@@ -271,8 +250,6 @@ class RankLines:
 
         Those that hold no record are counted.
         """
-        import numpy as np
-
         found = parse_heartbeats(whole)
         records = [record for record in found if record is not None]
         self.dropped += len(found) - len(records)
@@ -302,8 +279,6 @@ class RankLines:
 
     def _numbers(self, name: str, records: Records, lines: Ints) -> Floats:
         """A field as numbers; a null is nothing, any other value that is none is remembered."""
-        import numpy as np
-
         values: list[Any] = [record.get(name) for record in records]
         fits = _is_whole if name in _WHOLE else is_any_number
         found = np.array([float(one) if fits(one) else np.nan for one in values], dtype=np.float64)
@@ -344,8 +319,6 @@ class RankLines:
 
     def distinct(self, name: str) -> tuple[int, ...]:
         """The whole numbers of a field, in the order in which they came."""
-        import pandas as pd
-
         return tuple(int(one) for one in pd.unique(self.columns[name]) if one == one)
 
     def strangers(self) -> list[str]:

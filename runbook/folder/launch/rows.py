@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runbook.folder.launch import WholeLines
-from runbook.records.evidence import RowFile
+from runbook.records.evidence import Frame, RowFile
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    import pandas as pd
 
 
 _NEWLINE, _COMMA = 10, 44
@@ -62,7 +61,7 @@ class _Reader:
         self.spec = spec
         self.columns: tuple[str, ...] = ()
         self.legacy = False
-        self.frames: list[pd.DataFrame] = []
+        self.frames: list[Frame] = []
         self.bad_rows = 0
         self.headers_again = 0
         self.nul_rows = 0
@@ -77,7 +76,7 @@ class _Reader:
         frame = self._fast(block)
         self.frames.append(self._by_line(block) if frame is None else frame)
 
-    def _by_line(self, block: bytes) -> pd.DataFrame:
+    def _by_line(self, block: bytes) -> Frame:
         """A row that cannot be read is counted and dropped."""
         import pandas as pd
 
@@ -123,7 +122,7 @@ class _Reader:
     def _wanted(self) -> list[str]:
         return [name for name in self.spec.columns if name in self.columns]
 
-    def _fast(self, block: bytes) -> pd.DataFrame | None:
+    def _fast(self, block: bytes) -> Frame | None:
         """The whole block through the C parser, or None if any row of it needs a closer look."""
         import numpy as np
         import pandas as pd
@@ -144,7 +143,7 @@ class _Reader:
         }
         words = dict.fromkeys(numbers, _NOT_A_NUMBER)
         try:
-            frame: pd.DataFrame = pd.read_csv(io.BytesIO(block), na_values=words, **options)
+            frame: Frame = pd.read_csv(io.BytesIO(block), na_values=words, **options)
         except ValueError:
             return None
         for name in wanted:
@@ -178,7 +177,7 @@ class _Reader:
         found = [text.format(count) for text, count in counts.items() if count]
         return [self.unreadable, *found] if self.unreadable else found
 
-    def frame(self) -> pd.DataFrame:
+    def frame(self) -> Frame:
         """All rows so far, whole-number columns as int64."""
         import pandas as pd
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -14,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nsa.contract import FLIGHTS, NCCL_FLIGHTS, STACKDUMPS, RankFiles
-from runbook.files import write_atomic
+from runbook.files import write_document
 from runbook.folder import ANOMALIES_JSONL, ANOMALY_TYPE, INCIDENT_JSON
 from runbook.folder.launch.documents import Load
 from runbook.launch.end import said_by_watchdog
@@ -197,7 +196,6 @@ def write_summary(watch: RankWatch, cause: str) -> Path:
     One voice for all ranks has no rank and no process of its own.
     """
     document = {
-        "schema_version": 1,
         "cause": cause,
         "ranks": [
             {
@@ -212,7 +210,7 @@ def write_summary(watch: RankWatch, cause: str) -> Path:
         ],
     }
     path = watch.run_dir / INCIDENT_JSON
-    write_atomic(path, json.dumps(document, indent=2, default=str) + "\n")
+    write_document(path, document)
     return path
 
 

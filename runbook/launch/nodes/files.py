@@ -14,7 +14,6 @@ At the end the documents of all nodes become one, which the phases read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from typing import Any, TypeVar
 
 from pydantic import Field
 
-from runbook.files import write_atomic
+from runbook.files import write_atomic, write_document
 from runbook.folder import (
     CONSOLE_LOG,
     DEVICES_AFTER_JSON,
@@ -172,8 +171,7 @@ def keep_nodes(path: Path, names: Sequence[str]) -> None:
     known = kept_nodes(path)
     kept = list(dict.fromkeys((*known, *names)))
     if len(kept) > len(known):
-        text = json.dumps({"schema_version": 1, "nodes": kept}, indent=2)
-        write_atomic(path, f"{text}\n")
+        write_document(path, {"nodes": kept})
 
 
 def node_folders(run_dir: Path) -> list[Path]:
@@ -209,14 +207,18 @@ def _index(folder: Path) -> tuple[int, str]:
     return (state.index if state else 1 << 30, folder.name)
 
 
-def _named(folders: Sequence[Path], name: str) -> list[tuple[str, Mapping[str, Any]]]:
+# What nodes left, by their names.
+_Documents = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def _named(folders: Sequence[Path], name: str) -> _Documents:
     found = [(folder.name, read_json_object(folder / name, [])[0]) for folder in folders]
     return [(node, document) for node, document in found if document]
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:
     if document:
-        write_atomic(path, json.dumps(document, indent=2) + "\n")
+        write_document(path, document)
 
 
 def _console(run_dir: Path, folders: Sequence[Path]) -> None:
@@ -228,7 +230,7 @@ def _console(run_dir: Path, folders: Sequence[Path]) -> None:
             stream.write(text if not text or text.endswith(b"\n") else text + b"\n")
 
 
-def _told(documents: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> dict[str, str]:
+def _told(documents: _Documents, *keys: str) -> dict[str, str]:
     """By key what all nodes say, or what each of them does."""
     found = {}
     for key in keys:
@@ -239,14 +241,12 @@ def _told(documents: Sequence[tuple[str, Mapping[str, Any]]], *keys: str) -> dic
     return found
 
 
-def _joined(
-    documents: Sequence[tuple[str, Mapping[str, Any]]], *told: str, **more: object
-) -> dict[str, Any]:
+def _joined(documents: _Documents, *told: str, **more: object) -> dict[str, Any]:
     """The first node's document with what all of them say; empty where there is none."""
     return {**documents[0][1], **_told(documents, *told), **more} if documents else {}
 
 
-def _devices(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def _devices(documents: _Documents) -> dict[str, Any]:
     """GPUs are counted on: those of the second node follow those of the first."""
     every = [{**gpu, "node": node} for node, one in documents for gpu in one.get("gpus", ())]
     gpus = [{**gpu, "index": place} for place, gpu in enumerate(every)]
@@ -274,7 +274,7 @@ def _samples(run_dir: Path, folders: Sequence[Path]) -> None:
         write_atomic(run_dir / GPU_SAMPLES_CSV, "\n".join([head, *rows]) + "\n")
 
 
-def _kernel(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def _kernel(documents: _Documents) -> dict[str, Any]:
     said = [one for _, one in documents]
     return _joined(
         documents,
@@ -285,7 +285,7 @@ def _kernel(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any
     )
 
 
-def _load(documents: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+def _load(documents: _Documents) -> dict[str, Any]:
     said = [one for _, one in documents]
     sums = {key: round(sum(float(one.get(key, 0)) for one in said), 3) for key in _SUMS}
     problem = next((str(one["problem"]) for one in said if one.get("problem")), "")

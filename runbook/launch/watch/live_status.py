@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from nsa.contract import CHECKPOINTS_DIR, ENOUGH_FILE, TRAINING_CSV, VAL_CSV, Event
+from runbook.files import text_there
 from runbook.folder import RESOURCES_CSV
 from runbook.folder.launch import TableTail
 from runbook.folder.launch.documents import RESOURCES
@@ -88,10 +89,7 @@ def held_mib(pid: int) -> float | None:
     takes those back at need, and a reader of a large file has ever more of them. None if it is
     gone, or has ended and holds none.
     """
-    try:
-        words = Path(f"/proc/{pid}/status").read_text("utf-8", "replace").split()
-    except OSError:
-        return None
+    words = text_there(Path(f"/proc/{pid}/status")).split()
     held = [int(words[words.index(name) + 1]) for name in _HELD if name in words]
     return sum(held) / 1024 or None
 

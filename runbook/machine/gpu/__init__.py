@@ -17,9 +17,32 @@ from typing import TYPE_CHECKING
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import UsageError
+from runbook.files import text_there
 
 if TYPE_CHECKING:
     from runbook.machine.gpu.cards import GpuState
+
+# NVML's bits of what holds the clocks back.
+BITS = {
+    "gpu_idle": 0x1,
+    "applications_clocks_setting": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake_slowdown": 0x80,
+    "display_clocks_setting": 0x100,
+}
+# Reasons that slow a GPU down in a way that makes its timings worthless; being idle is not one.
+THROTTLES = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "hardware thermal slowdown",
+    "hw_power_brake_slowdown": "power brake",
+    "sw_thermal_slowdown": "software thermal slowdown",
+}
+# Limits that somebody set or that the card keeps to by design, under load too: told, no fault.
+CAPS = {"sw_power_cap": "power cap", "applications_clocks_setting": "applications clocks set"}
 
 
 def find_nvidia_smi() -> str | None:
@@ -135,14 +158,7 @@ def _nvidia_signs(root: Path) -> list[str]:
     cards = [
         folder.name
         for folder in sorted((root / "sys/bus/pci/devices").glob("*"))
-        if _text(folder / "vendor") == _NVIDIA_VENDOR
-        and _text(folder / "class").startswith(_DISPLAY_CLASS)
+        if text_there(folder / "vendor").strip() == _NVIDIA_VENDOR
+        and text_there(folder / "class").startswith(_DISPLAY_CLASS)
     ]
     return [*signs, f"PCI {', '.join(cards)} of vendor {_NVIDIA_VENDOR}"] if cards else signs
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -9,7 +9,6 @@ links and what slowed the GPUs; the XML is kept beside them. NVML gives the samp
 from __future__ import annotations
 
 import ctypes
-import json
 import re
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 from nsa.torch_env import VISIBLE_DEVICES
 from runbook.errors import RunbookError, without_colors
-from runbook.files import utc_text, write_atomic
+from runbook.files import utc_text, write_document
 from runbook.folder import (
     DEVICES_AFTER_JSON,
     DEVICES_BEFORE_JSON,
@@ -33,34 +32,13 @@ from runbook.folder import (
 )
 from runbook.folder.facts import redact_text
 from runbook.folder.launch.documents import GPU_SAMPLES
-from runbook.machine.gpu import find_nvidia_smi, visible_gpus
+from runbook.machine.gpu import BITS, find_nvidia_smi, visible_gpus
 from runbook.machine.kernel_log import slot_of
 from runbook.process import run_tool, start
 
 _WITHIN_S, _HURRIED_S = 20.0, 2.0
 _NOT_IN_XML = "nvidia-smi's XML does not tell"
 _MISSING = frozenset({"", "N/A", "[N/A]", "Not Supported", "Unknown Error", "None"})
-# NVML's bits of what holds the clocks back.
-_BITS = {
-    "gpu_idle": 0x1,
-    "applications_clocks_setting": 0x2,
-    "sw_power_cap": 0x4,
-    "hw_slowdown": 0x8,
-    "sync_boost": 0x10,
-    "sw_thermal_slowdown": 0x20,
-    "hw_thermal_slowdown": 0x40,
-    "hw_power_brake_slowdown": 0x80,
-    "display_clocks_setting": 0x100,
-}
-# Reasons that slow a GPU down in a way that makes its timings worthless; being idle is not one.
-THROTTLES = {
-    "hw_slowdown": "hardware slowdown",
-    "hw_thermal_slowdown": "hardware thermal slowdown",
-    "hw_power_brake_slowdown": "power brake",
-    "sw_thermal_slowdown": "software thermal slowdown",
-}
-# Limits that somebody set or that the card keeps to by design, under load too: told, no fault.
-CAPS = {"sw_power_cap": "power cap", "applications_clocks_setting": "applications clocks set"}
 # Told of a machine, and not before and after each launch.
 _NOT_COUNTED = ("memory_total_mib", "memory_used_mib", "processes")
 
@@ -102,7 +80,7 @@ class GpuState:
     def held_back_by(self, reasons: Mapping[str, str]) -> list[str]:
         """Those of the reasons that hold its clocks back now, in words."""
         bits = self.clock_events or 0
-        return [words for name, words in reasons.items() if bits & _BITS[name]]
+        return [words for name, words in reasons.items() if bits & BITS[name]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +204,7 @@ def _clock_events(node: ET.Element) -> int | None:
         section = node.find(f"clocks_{kind}_reasons")
         if section is not None:
             prefix = f"clocks_{kind}_reason_"
-            return sum(b for name, b in _BITS.items() if _text(section, prefix + name) == "Active")
+            return sum(b for name, b in BITS.items() if _text(section, prefix + name) == "Active")
     return None
 
 
@@ -311,7 +289,6 @@ def write_devices(
     for gpu in gpus:
         gpu["pci_path"] = _path_to(gpu["pci"])
     document = {
-        "schema_version": 1,
         "source": "nvidia-smi" if smi else "",
         "problem": problem,
         "taken_at": utc_text(),
@@ -319,7 +296,7 @@ def write_devices(
         "visible": environment.get(VISIBLE_DEVICES),
         "gpus": gpus,
     }
-    write_atomic(run_dir / name, json.dumps(document, indent=2) + "\n")
+    write_document(run_dir / name, document)
     placed = [gpu for gpu in gpus if gpu["pci"]]
     slots = [slot for gpu in placed for slot in (slot_of(gpu["pci"]), *gpu["pci_path"])]
     return tuple(dict.fromkeys(slots))

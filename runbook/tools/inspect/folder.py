@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,7 +20,7 @@ from runbook.folder.launch.evidence import GATES, VAL
 from runbook.folder.launch.rank_log import RankLines, rank_log
 from runbook.folder.launch.rows import RowSpec, read_rows
 from runbook.records import Launch, LaunchResult, Stop
-from runbook.records.evidence import RankLog, TrainingLog
+from runbook.records.evidence import Frame, RankLog, TrainingLog
 from runbook.tools.inspect import (
     Inspection,
     RankFacts,
@@ -31,9 +31,6 @@ from runbook.tools.inspect import (
     remarks_on,
 )
 from runbook.tools.inspect.training import account_remarks, inspect_training
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 _DEEPEST = 6
 # A rank is silent if it ends this many steps behind the others, or this long before them.
@@ -172,7 +169,7 @@ def _end(result: LaunchResult) -> str:
     return f"{how}{rank}: {result.cause or 'no cause is known'}{code}"
 
 
-def _table(path: Path, spec: RowSpec) -> pd.DataFrame | None:
+def _table(path: Path, spec: RowSpec) -> Frame | None:
     return read_rows(path, spec).frame if path.is_file() else None
 
 

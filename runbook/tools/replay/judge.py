@@ -6,8 +6,8 @@ sentence of each, and what a breach amounts to, are in `configs/rules/replay.yam
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from statistics import harmonic_mean
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ def _means_of_rates(report: Report) -> Iterator[Breach]:
             values = line.after_first
             if line.stated_mean is None or len(values) < 2:
                 continue
-            plain, honest = sum(values) / len(values), tokens_over_time(values)
+            plain, honest = sum(values) / len(values), harmonic_mean(values)
             if abs(line.stated_mean / plain - 1) < 0.002 and plain / honest - 1 > SAME:
                 found = f"{line.arm}: mean of the rates {values[0]:g} to {values[-1]:g};"
                 found += f" tokens / time gives {honest:.0f}"
@@ -68,7 +68,7 @@ def _choice_not_shown(report: Report) -> Iterator[Breach]:
 
 def _pace(measured: tuple[Result, Span]) -> float:
     line, span = measured
-    return tokens_over_time(line.after_first or span)
+    return harmonic_mean(line.after_first or span)
 
 
 def _choice_of(results: Sequence[Result]) -> tuple[Decision, str]:
@@ -111,7 +111,7 @@ def _controls(report: Report) -> Iterator[Breach]:
         for line in table.results:
             if not line.control or not line.after_first:
                 continue
-            pace = tokens_over_time(line.after_first)
+            pace = harmonic_mean(line.after_first)
             if all(pace < low * (1 - APART) or pace > high * (1 + APART) for low, high in spans):
                 found = f"arm {line.arm} has the baseline's settings and ran at {pace:.0f} tok/s"
                 found += " (tokens / time after step 1); baseline phase: "
@@ -202,11 +202,6 @@ RULES = {
     name: Rule(one["text"], Outcome[one["outcome"]], {**FORM, **_NUMBERS}[name])
     for name, one in shipped_data("rules/replay").items()
 }
-
-
-def tokens_over_time(values: Sequence[float]) -> float:
-    """Throughput of rows with equal tokens: their harmonic mean."""
-    return len(values) / math.fsum(1 / value for value in values)
 
 
 def mfu(report: Report, toks_per_s: float, devices: int = 0) -> float:
