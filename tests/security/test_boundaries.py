@@ -33,7 +33,7 @@ from runbook.tools.drill.scene import drill_launch
 from tests.cli.shell import environment
 from tests.factory.programs import git
 from tests.launch.helpers import At, fake_launch
-from tests.shared import once
+from tests.shared import crowded, once
 
 ROOT = Path(__file__).parents[2]
 CANARY = "canary-31d0c5e7f2"
@@ -225,7 +225,12 @@ def test_no_canary_in_any_byte_of_a_run(tmp_path: Path) -> None:
     def runbook(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "runbook", *words]
         return subprocess.run(
-            command, cwd=checkout, env=environ, capture_output=True, text=True, timeout=240
+            command,
+            cwd=checkout,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=crowded(240),
         )
 
     done = runbook(*words)
