@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,14 @@ def test_there_are_enough_of_them_and_all_are_described() -> None:
         assert defect.edits and defect.rows and defect.says and defect.what and defect.area
         assert {row.split(".")[0] for row in defect.rows} <= set(defect.phases)
     assert {row for defect in (*DEFECTS, EIGHT) for row in defect.rows} <= known
+
+
+def test_the_shipped_tests_that_shall_notice_one_are_there() -> None:
+    """A test that has another name now notices a defect in words that nobody waits for."""
+    shipped = "".join(file.read_text() for file in (ROOT / "nsa" / "tests").glob("*.py"))
+    named = {word for one in DEFECTS for text in one.says for word in re.findall(r"test_\w+", text)}
+    assert len(named) > 50
+    assert [word for word in sorted(named) if f"def {word}" not in shipped] == []
 
 
 @pytest.mark.parametrize(
