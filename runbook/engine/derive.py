@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nsa.contract.digests import sha256_of
 from runbook.config import registry
 from runbook.config.setup import Setup
 from runbook.engine import missing_phases, reasons_for
@@ -283,15 +284,18 @@ def doubt(run_root: Path, record: RunRecord) -> str:
 
 
 def _contradiction(run_root: Path, record: RunRecord) -> str:
-    path = run_root / EVENTS_FILE
+    path, listed = run_root / EVENTS_FILE, read_manifest(run_root / MANIFEST_FILE).get(EVENTS_FILE)
     if not path.is_file():
-        gone = EVENTS_FILE in read_manifest(run_root / MANIFEST_FILE)
-        return f"lies without the {EVENTS_FILE} that its {MANIFEST_FILE} lists" if gone else ""
+        return f"lies without the {EVENTS_FILE} that its {MANIFEST_FILE} lists" if listed else ""
     try:
         given = derive_record(read_events(path)[0]).verdict
     except RunbookError as error:
         return f"cannot be held against its journal ({error})"
-    return "" if given is record.verdict else f"contradicts its {EVENTS_FILE}, which gives {given}"
+    if given is not record.verdict:
+        return f"contradicts its {EVENTS_FILE}, which gives {given}"
+    # Of a journal that was cut, what is left may give the same verdict.
+    cut = listed and listed != sha256_of(path)
+    return f"lies beside another {EVENTS_FILE} than its {MANIFEST_FILE} has" if cut else ""
 
 
 def untrusted(record: RunRecord, why: str) -> RunRecord:

@@ -42,6 +42,12 @@ def damaged(folder: Path) -> None:
     write_manifest(folder)
 
 
+def cut(folder: Path) -> None:
+    """Less than its last line is lost, so that what is left gives the same verdict."""
+    path = folder / "events.jsonl"
+    path.write_bytes(path.read_bytes()[:-2])
+
+
 LIST = "MANIFEST.sha256"
 
 
@@ -51,6 +57,7 @@ LIST = "MANIFEST.sha256"
                  id="no manifest"),
     pytest.param(lambda run: (run / LIST).write_text("no\n"), "is another file than its MANIFEST",
                  id="no digests"),
+    pytest.param(cut, "lies beside another events.jsonl than its MANIFEST.sha256 has", id="cut"),
     pytest.param(damaged, "line 2 is damaged or out of order", id="damaged journal"),
     pytest.param(lambda run: (run / "events.jsonl").unlink(),
                  "lies without the events.jsonl that its MANIFEST.sha256 lists", id="no journal"),
