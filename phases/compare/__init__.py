@@ -306,8 +306,9 @@ class AbPhase(RowPhase):
         place = next(places(case, [self.control(case.context)]))
         control = effective_rate(case.log(place.launch), arm=place.inside)
         if not case.profile.throughput_gated:
-            reason = f"throughput is not gated on profile {case.profile.name}"
-            reason = f"control arm {control}; {reason}"
+            reason = (
+                f"control arm {control}; throughput is not gated on profile {case.profile.name}"
+            )
             return skipped(Reason.NOT_GATED, reason, measurement=control)
         # The environment of an interleaved launch does not have the toggle of its arms.
         ignored = self.ignored if place.inside or self.unset_is_control else ()
@@ -317,8 +318,9 @@ class AbPhase(RowPhase):
         launches = [effective_rate(before.log(name)) for name in before.evidence.launches]
         rates = [float(rate.value) for rate in launches]
         if len(rates) < 2:
-            reason = "`--protocol single` cannot check its control"
-            reason = f"one baseline launch has no interval; {reason}"
+            reason = (
+                "one baseline launch has no interval; `--protocol single` cannot check its control"
+            )
             return inconclusive(Reason.TOO_FEW_SAMPLES, reason, measurement=control)
         low, high = _prediction_interval(rates)
         value = derived(control, name="control", interval=(low, high), also=launches)

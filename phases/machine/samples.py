@@ -103,10 +103,10 @@ def _held_back(frame: Frame) -> _Found:
         return
     masks = [_mask(text) for text in frame["throttle_reasons"].astype(str)]
     known = [mask for mask in masks if mask is not None]
-    for name, bit in BITS.items():
+    for bit, words in ((bit, THROTTLES[name]) for name, bit in BITS.items() if name in THROTTLES):
         hit = sum(bool(mask & bit) for mask in known)
-        if hit and name in THROTTLES:
-            share, words = hit / len(known), THROTTLES[name]
+        if hit:
+            share = hit / len(known)
             text = f"{words} in {hit} of {len(known)} samples, allowed: {THROTTLED_SHARE:.0%}"
             yield text, share > THROTTLED_SHARE
 

@@ -40,9 +40,7 @@ def find_run(text: str | None, out_dir: Path) -> Path:
             return above
     if (path / EVENTS_FILE).is_file():
         hint = "put it back from a copy, or begin a new run"
-        raise UsageError(
-            f"{path} has lost its {RECORD_FILE}: nothing else says how it was judged", hint=hint
-        )
+        raise UsageError(f"{path} has lost its {RECORD_FILE}", hint=hint)
     names = [folder.name for folder in folders]
     matches = [name for name in names if name.startswith(text)]
     if len(matches) == 1:
@@ -103,9 +101,10 @@ def print_made(console: Console, folder: Path, record: RunRecord, shown: str = "
 
     made = [("report", folder / name) for name in ("report.html", "report.md")]
     if record.options.get("plan") and record.phases:
-        saved = (folder / record.phases[-1].name).glob(f"*/{CHECKPOINTS_DIR}/*")
-        by_step = {checkpoint_step(path.name) or 0: path for path in saved}
-        made[:0] = [("checkpoint", by_step[step]) for step in sorted(by_step)[-1:] if step]
+        last = (folder / record.phases[-1].name).glob(f"*/{CHECKPOINTS_DIR}/*")
+        saved = {step: path for path in last if (step := checkpoint_step(path.name))}
+        if saved:
+            made.insert(0, ("checkpoint", saved[max(saved)]))
     for what, path in made:
         if path.exists():
             where = path.relative_to(folder).as_posix()
@@ -126,7 +125,6 @@ class Found:
 
 def print_next(console: Console) -> int:
     """At most ten lines on stdout; always exit code 0: nothing was asked that could fail."""
-
     found = look(Path(DEFAULT_OUT))
     program = typed_here()
     commands = [

@@ -30,7 +30,7 @@ from runbook.folder import (
     running_text,
 )
 from runbook.folder.facts import differences
-from runbook.folder.manifest import files_by_name, read_manifest, record_is_changed
+from runbook.folder.manifest import files_by_name, read_manifest
 from runbook.records import THE_RUN, ArtifactRecord, PhaseRecord, RunRecord, Verdict, judge_run
 from runbook.records.run import Repeated, Screen
 
@@ -273,8 +273,13 @@ def doubt(run_root: Path, record: RunRecord) -> str:
     reports, has nothing beside it.
     """
     if (run_root / MANIFEST_FILE).is_file():
-        changed = f"is another file than its {MANIFEST_FILE} has"
-        return changed if record_is_changed(run_root) else _contradiction(run_root, record)
+        try:
+            listed = read_manifest(run_root / MANIFEST_FILE)
+        except RunbookError:
+            listed = {}
+        if listed.get(RECORD_FILE) != sha256_of(run_root / RECORD_FILE):
+            return f"is another file than its {MANIFEST_FILE} has"
+        return _contradiction(run_root, record, listed.get(EVENTS_FILE))
     accepts = record.verdict in (Verdict.GO, Verdict.PARTIAL)
     if not (record.finished_at or accepts) or running_text(run_root):
         return ""
@@ -283,8 +288,9 @@ def doubt(run_root: Path, record: RunRecord) -> str:
     return f"has no {MANIFEST_FILE} beside it (removed, or cut off: --resume)"
 
 
-def _contradiction(run_root: Path, record: RunRecord) -> str:
-    path, listed = run_root / EVENTS_FILE, read_manifest(run_root / MANIFEST_FILE).get(EVENTS_FILE)
+def _contradiction(run_root: Path, record: RunRecord, listed: str | None) -> str:
+    """What the journal, whose digest in the manifest is `listed`, has against the record."""
+    path = run_root / EVENTS_FILE
     if not path.is_file():
         return f"lies without the {EVENTS_FILE} that its {MANIFEST_FILE} lists" if listed else ""
     try:

@@ -131,15 +131,6 @@ def read_manifest(path: Path) -> dict[str, str]:
     return wanted
 
 
-def record_is_changed(run_root: Path) -> bool:
-    """Is run.json another file than the one that its manifest lists?"""
-    try:
-        listed = read_manifest(run_root / MANIFEST_FILE)
-    except RunbookError:
-        return True
-    return listed.get(RECORD_FILE) != sha256_of(run_root / RECORD_FILE)
-
-
 def changed_files(
     run_root: Path, artifacts: Iterable[ArtifactRecord], manifest: Mapping[str, str]
 ) -> dict[str, str]:

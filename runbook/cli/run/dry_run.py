@@ -24,8 +24,8 @@ from runbook.launch.launcher_api import launcher
 from runbook.records import Launch
 from runbook.records.measurement import duration_text
 
-Plan = Sequence[tuple["Phase", Sequence["Launch"]]]
-Estimator = Callable[["Launch"], Estimate]
+Plan = Sequence[tuple[Phase, Sequence[Launch]]]
+Estimator = Callable[[Launch], Estimate]
 
 
 def print_plan(args: argparse.Namespace, console: Console) -> int:

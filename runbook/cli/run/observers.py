@@ -192,7 +192,6 @@ def print_summary(console: Console, record: RunRecord, folder: Path) -> None:
     After an interruption every row that has no evidence would say so; the way to go on is what
     counts then.
     """
-
     short = console.quiet or record.interrupted
     screen = Screen(
         color=console.color_out,
