@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def find_run(text: str | None, out_dir: Path) -> Path:
     """The run that `text` names; without it the newest one of `out_dir`. Raises UsageError."""
-    folders = [one for one in run_folders(out_dir) if (one / RECORD_FILE).is_file()]
+    every = run_folders(out_dir)
+    folders = [one for one in every if (one / RECORD_FILE).is_file()]
     if text is None:
         hint = "`runbook run` starts one, --out names another folder"
         if not folders:
@@ -38,15 +39,16 @@ def find_run(text: str | None, out_dir: Path) -> Path:
     for above in path.resolve().parents if path.is_symlink() else ():
         if (above / RECORD_FILE).is_file():
             return above
-    if (path / EVENTS_FILE).is_file():
-        hint = "put it back from a copy, or begin a new run"
-        raise UsageError(f"{path} has lost its {RECORD_FILE}", hint=hint)
     names = [folder.name for folder in folders]
     matches = [name for name in names if name.startswith(text)]
     if len(matches) == 1:
         return out_dir / matches[0]
     if matches:
         raise UsageError(f"{text!r} fits several runs in {out_dir}/: {', '.join(matches)}")
+    for lost in (path, *(one for one in every if one.name.startswith(text))):
+        if (lost / EVENTS_FILE).is_file():
+            hint = "put it back from a copy, or begin a new run"
+            raise UsageError(f"{lost} has lost its {RECORD_FILE}", hint=hint)
     known = f"runs in {out_dir}/: {', '.join(names[-5:])}" if names else f"no run in {out_dir}/"
     raise UsageError(
         f"no run {text!r}: neither a folder with {RECORD_FILE} nor the start of a run's id"
