@@ -44,13 +44,14 @@ class CheckChange:
 class Comparison:
     """Run A (the reference) against run B.
 
+    `a_said` and `b_said` are the verdicts with what they leave out.
     `only_a` and `only_b` name the phases that the other did not run: nothing else is said of them.
     """
 
     a: str
     b: str
-    a_verdict: str
-    b_verdict: str
+    a_said: str
+    b_said: str
     differences: tuple[Difference, ...]
     obstacles: tuple[str, ...]
     only_a: tuple[str, ...]
@@ -68,7 +69,7 @@ class Comparison:
         """For `runbook compare --json`."""
         found: dict[str, Any] = json_ready(asdict(self))
         head = {"exit_code": self.exit_code, "comparable": not self.obstacles}
-        return {"schema_version": 4, **head, **found}
+        return {"schema_version": 5, **head, **found}
 
 
 _CONCLUSIONS = {0: "B is not shown to be worse than A", 1: "B is worse than A", 3: "NOT COMPARABLE"}
@@ -110,8 +111,8 @@ def compare_runs(a: RunRecord, a_folder: Path, b: RunRecord, b_folder: Path) -> 
     return Comparison(
         a=a.run_id,
         b=b.run_id,
-        a_verdict=left.record.verdict.value,
-        b_verdict=right.record.verdict.value,
+        a_said=left.record.said,
+        b_said=right.record.said,
         differences=tuple(found),
         obstacles=tuple(_obstacles(left, right, found)),
         only_a=tuple(name for name in ran_a if name not in ran_b),
@@ -200,7 +201,7 @@ def _checks(a: RunRecord, b: RunRecord, phases: Sequence[str]) -> tuple[CheckCha
 
 def comparison_lines(found: Comparison) -> list[str]:
     """Comparable or not, what differs, which checks and numbers changed, and the answer."""
-    lines = [f"A  {found.a}  {found.a_verdict}", f"B  {found.b}  {found.b_verdict}", ""]
+    lines = [f"A  {found.a}  {found.a_said}", f"B  {found.b}  {found.b_said}", ""]
     lines.append("not comparable, because" if found.obstacles else "comparable")
     lines += [f"  {reason}" for reason in found.obstacles]
     lines += ["", "what differs"]

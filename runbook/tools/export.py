@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from runbook.engine.derive import doubt, untrusted
-from runbook.errors import RunbookError
+from runbook.errors import RunbookError, short_caveat
 from runbook.folder import RECORD_FILE, RUNNING, run_folders, running_text
 from runbook.folder.launch.shapes import is_any_number
 from runbook.folder.manifest import load_record
@@ -191,7 +191,7 @@ def _required(record: RunRecord) -> dict[str, bool]:
     return {name: name in there - failed for name in record.required}
 
 
-_AS_RECORDED = ("run_id", "profile", "started_at", "interrupted")
+_AS_RECORDED = ("run_id", "profile", "caveats", "started_at", "interrupted")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,6 +208,7 @@ class RunRow:
     profile: str = ""
     verdict: str = ""
     said: str = ""
+    caveats: tuple[str, ...] = ()
     commit_sha: str = ""
     started_at: str = ""
     duration_s: float | None = None
@@ -222,7 +223,8 @@ class RunRow:
         """What a reader of the list should know besides the verdict."""
         flaky = f"FLAKY ({self.flaky})" if self.flaky else ""
         cut = "interrupted" if self.interrupted else ""
-        return tuple(text for text in (self.problem, cut, flaky) if text)
+        caveats = map(short_caveat, self.caveats)
+        return tuple(text for text in (self.problem, cut, *caveats, flaky) if text)
 
 
 def read_history(out_dir: Path) -> tuple[list[RunRow], list[MetricRow]]:

@@ -137,6 +137,11 @@ ONCE = [np.where(STEP > 900, 40 + more, 40) for more in (4, 40)]
     grown("rank 1 holds ever more open file descriptors", descriptors=40 + 5 * (STEP // 300)),
     grown("rank 1 holds ever more threads", threads=16 + STEP // 4),
     grown("rank 1 holds ever more children", children=STEP // 40),
+    # One for each evaluation, beside others that come and go.
+    grown("rank 1 holds ever more threads: at least 16, 17, 18, 19 in its quarters",
+          threads=16 + (STEP - 1) // 300 + np.arange(LOOKS) % 3),
+    grown("rank 1 holds ever more children: at least 0, 1, 2, 3 in its quarters",
+          children=(STEP - 1) // 300),
     grown("files in /dev/shm grow by 1 MiB in each step", shm_mib=30 + STEP),
     grown("the launch's folder grows by 1 MiB in each step", folder_mib=5 + STEP),
     grown("100 MiB are free", free_mib=100.0),
@@ -156,6 +161,9 @@ ONCE = [np.where(STEP > 900, 40 + more, 40) for more in (4, 40)]
     case("long_run", "memory_plateau", seen(), "PASS ok", "files keep level"),
     *(case("long_run", "memory_plateau", seen(descriptors=once, threads=once), "PASS ok",
            called="one step up") for once in ONCE),
+    *(case("long_run", "memory_plateau", seen(looks, threads=often), "PASS ok", called=name)
+      for name, looks, often in (("in two of four", LOOKS, 16 + (STEP > 320) + 2 * (STEP > 920)),
+                                 ("too few looks", 19, 16 + np.arange(LOOKS) // 5))),
     case("long_run", "memory_plateau", seen(7, descriptors=40 + STEP), "PASS ok",
          "too few looks at its processes"),
     case("long_run", "memory_plateau", unreadable, "INVALID damaged_artifact"),

@@ -75,3 +75,5 @@ def test_a_go_of_a_trainer_of_ones_own_and_of_a_launch_print_no_launch() -> None
     launch = on_a_cpu(options={**OPTIONS, "plan": "production"})
     assert following(launch, ()) == ()
     assert permit_of(launch).says == "Every phase of this launch passed its gate."
+    scaled = launch.model_copy(update={"caveats": ("steps x 0.02",)})
+    assert 'GO</span> <span class="caveat">steps x 0.02</span></h1>' in render(scaled, "html")

@@ -108,7 +108,7 @@ def test_a_launch_without_env_json_and_a_changed_record_are_obstacles(tmp_path: 
     (tmp_path / "b/run.json").write_text("{}")
     found = held(tmp_path, a, b)
     assert any("run.json of b is another file" in text for text in found.obstacles)
-    assert found.b_verdict == "INCOMPLETE"
+    assert found.b_said == "INCOMPLETE"
 
 
 def test_a_required_check_that_failed_or_vanished_is_worse_one_not_asked_for_is_not(
@@ -125,6 +125,16 @@ def test_a_required_check_that_failed_or_vanished_is_worse_one_not_asked_for_is_
     assert held(tmp_path, a, of_checks(b, left_out)).checks == ()
 
 
+def test_what_a_verdict_leaves_out_is_said_with_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = compare(tmp_path, caveats=("steps x 0.02",))
+    assert comparison_lines(found)[:2] == ["A  a  GO", "B  b  GO, steps x 0.02"]
+    assert main(["history", "--out", str(tmp_path)]) == 0
+    listed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert [line.endswith("steps x 0.02") for line in listed] == [False, False, True]
+
+
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     compare(tmp_path, **rows(__file__, "compared")[0]["changes"])
     words = ["compare", "a", "b", "--out", str(tmp_path)]
@@ -132,7 +142,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "B is not shown to be worse than A" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["schema_version"], document["comparable"]) == (4, True)
+    assert (document["schema_version"], document["comparable"]) == (5, True)
     assert main(["compare", "a", "nothing", "--out", str(tmp_path)]) == 2
 
 
