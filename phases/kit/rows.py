@@ -14,7 +14,7 @@ from phases.kit.finding import Finding, ending, incomplete, invalid, skipped
 from phases.kit.playbook import Situation, fitting, remedy_for, situation_of, told
 from runbook.config.registry import Judgement, Phase, PlanContext
 from runbook.errors import RunbookError
-from runbook.records import Check, Launch, Outcome, Reason
+from runbook.records import Check, Launch, Outcome, Reason, satisfies
 from runbook.records.evidence import PhaseEvidence
 
 S = TypeVar("S")
@@ -148,7 +148,9 @@ class RowPhase(Phase):
     def _check(self, row: Row, finding: Finding, case: Case) -> Check:
         context = case.context
         check_id = f"{self.name}.{row.what}"
-        fine = finding.outcome in _FINE
+        required = check_id in context.profile.required
+        # What is required and was skipped keeps the run from GO as a failure does.
+        fine = satisfies(finding) or (finding.outcome is Outcome.SKIPPED and not required)
         needs_advice = not fine or finding.code is Reason.WARNING
         launches = tuple(case.evidence.launches.values())
         now = situation_of(case.profile, launches, finding.evidence)
@@ -164,7 +166,7 @@ class RowPhase(Phase):
             remedy=remedy if needs_advice else "",
             rerun="" if fine else context.rerun(*self._again(row.needs)),
             first_command="" if fine else typed,
-            required=check_id in context.profile.required,
+            required=required,
             **said,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Protocol
 
 from pydantic import Field, model_validator
 
@@ -190,7 +191,17 @@ class Check(Record):
         return self
 
 
-def satisfies(check: Check) -> bool:
+class Answer(Protocol):
+    """A check, or what will become one."""
+
+    @property
+    def outcome(self) -> Outcome: ...
+
+    @property
+    def code(self) -> Reason: ...
+
+
+def satisfies(check: Answer) -> bool:
     """Does the check give what a profile requires?
 
     PASS does. So does SKIPPED for want of an accepted run to compare with, which the first run on

@@ -47,7 +47,7 @@ def planned_problems(setup: Setup) -> list[str]:
     Each is said once, with both settings, where they come from, the phases, and what to do. What
     an earlier phase chooses is not known yet; its arms, of which it chooses one, are.
     """
-    if problems := _not_of_own(setup):
+    if problems := [*_not_of_own(setup), *_other_workload(setup)]:
         return problems
     phases: dict[str, dict[str, None]] = {}
     for phase, launches in setup.plan():
@@ -83,6 +83,23 @@ def _not_of_own(setup: Setup) -> list[str]:
         for name, source in setup.settings.sources.items()
         if source == TYPED and (name.startswith("NSA_") or name in ours)
     ]
+
+
+def _other_workload(setup: Setup) -> Iterator[str]:
+    """What was typed of the workload, on which every limit of the profile is defined."""
+    work, name = setup.profile.workload, setup.profile.name
+    judged = {
+        "train.seq_len": work.seq_len,
+        "train.batch_size": work.global_batch,
+        "runtime.precision": work.dtype,
+    }
+    for key, value in setup.settings.config_overrides.items():
+        if judged.get(key, value) != value:
+            yield (
+                f"{key}={word(value)} ({setup.settings.sources.get(key, TYPED)}): no launch could "
+                f"be judged, the limits of profile {name} are for {judged[key]}; leave it out, or "
+                "name a profile of your own with that workload"
+            )
 
 
 def _launch_problems(setup: Setup, launch: Launch) -> Iterator[str]:
@@ -214,7 +231,9 @@ def config_problems(setup: Setup, launch: Launch, toggles: ToggleSet) -> Iterato
     try:
         config = _of_launch(launch)
     except NSAError as error:
-        yield from (f"{launch.config}: {text}" for text in error.problems)
+        given = (f"{key}={word(one)}" for key, one in setup.settings.config_overrides.items())
+        where = " with ".join(filter(None, (launch.config, ", ".join(given))))
+        yield from (f"{where}: {text}" for text in error.problems)
         return
     except RunbookError as error:
         source = setup.settings.sources.get(CONFIG_VARIABLE, f"profile {setup.profile.name}")
