@@ -35,6 +35,7 @@ from runbook.records.evidence import (
     PhaseEvidence,
     TrainingLog,
 )
+from runbook.records.run import NODE_NAMES
 
 T = TypeVar("T")
 
@@ -178,7 +179,10 @@ class Case:
             topic = "plan_collects_nothing" if self.profile.plan else ""
             raise incomplete(Reason.NOT_RUN, reason, topic=topic)
         if found is None:
-            raise missing(f"{name} was not collected on this machine")
+            nodes = self.evidence.facts.get(NODE_NAMES)
+            # Where no node could be asked, that is the one thing to mend.
+            unasked = "preflight.nodes" if nodes and nodes.value is None else ""
+            raise missing(f"{name} was not collected on this machine", follows=unasked)
         return found
 
     def told(self, name: str) -> str | float | bool | None:

@@ -232,6 +232,16 @@ def test_a_node_that_differs_is_named(
         assert f"--launcher slurm --nodes {nodes}" in check.rerun
 
 
+def test_where_no_node_could_be_asked_every_other_row_follows_from_that() -> None:
+    where = builder.on_nodes(2, "cpu")
+    unknown = {"nodes.names": fact("nodes.names", None, "the job was refused")}
+    found = replace(builder.evidence("preflight", where), facts=unknown)
+    for row in ("torch", "disk_free", "branch", "variables"):
+        assert builder.row("preflight", row, found, where).follows == "preflight.nodes", row
+    known = replace(found, facts={"nodes.names": fact("nodes.names", "n0, n1")})
+    assert not builder.row("preflight", "torch", known, where).follows
+
+
 def test_one_machine_has_none_of_these_rows() -> None:
     alone = PREFLIGHT.check_ids(builder.context("cpu"))
     more = set(PREFLIGHT.check_ids(builder.on_nodes(2, "cpu"))) - set(alone)
