@@ -10,7 +10,8 @@ A site is a place in phases, verify, read or stats where cosmic-ray has a change
 Sites are drawn at random, then one change of each. What cannot change a verdict is not drawn:
 annotations, and the arguments of dataclass decorators. Which tests run a line comes from one
 measurement of coverage; a mutant meets all tests that run its statement, the slow
-ones and those that start the trainer excepted. A mutant survives if they all pass.
+ones and those that start the trainer excepted, and then all runs that were kept
+(tests/frozen). A mutant survives if they all pass.
 The survivors that no test can kill stand in equivalents.yaml, each with its reason.
 """
 
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.judging_mutants.copies import Copies
+from benchmarks.judging_mutants.copies import SURVIVED, Copies
 from benchmarks.judging_mutants.sites import Mutant, sample
 from benchmarks.planted.copy import ROOT
 from benchmarks.program import append_line, read_lines
@@ -69,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
             found.append(done.result())
             print(json.dumps(asdict(found[-1])), flush=True)
             append_line(kept, asdict(found[-1]))
-    alive = [one for one in found if one.outcome == "survived"]
+    alive = [one for one in found if one.outcome == SURVIVED]
     unnamed = [one for one in alive if one.key not in named]
     killed = len(found) - len(alive)
     print(

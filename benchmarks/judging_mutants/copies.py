@@ -21,10 +21,13 @@ NOT_RUN = ("attention", "train", "data", "nightly", "test_registry.py", "test_gp
 TESTS = ("tests", *(f"--ignore=tests/{name}" for name in NOT_RUN))
 PYTEST = ("-m", "pytest")
 QUICK = ("-m", "not slow and not e2e", "-p", "no:cacheprovider", "-q")
+# What survives these meets all runs that were kept.
+KEPT = ("--long", "tests/frozen")
 TIME_LIMIT_S = 900.0
 # A test failed; collecting was interrupted; a test named on the command line was not found. All of
 # them are there in the unchanged copy: `measure` asks.
 KILLED = (1, 2, 4)
+SURVIVED = "survived"
 
 
 class Copies:
@@ -60,6 +63,7 @@ class Copies:
         cover = ("--cov", f"--cov-config={settings}", "--cov-context=test", "--cov-report=", "-x")
         copy = self._free.get()
         run_in(copy, *PYTEST, *words, *cover, check=True, capture_output=False)
+        run_in(copy, *PYTEST, *QUICK, "-n0", *KEPT, check=True, capture_output=False)
         self._free.put(copy)
 
     def tests(self, change: Mutant) -> list[str]:
@@ -81,7 +85,7 @@ class Copies:
         copy = self._free.get()
         try:
             write_anew(copy / change.path, text)
-            outcome = _run(copy, tests)
+            outcome = _run(copy, _listed(copy, tests)) or _run(copy, *KEPT) or SURVIVED
         finally:
             write_anew(copy / change.path, (ROOT / change.path).read_text(encoding="utf-8"))
             self._free.put(copy)
@@ -102,8 +106,9 @@ def _statement(change: Mutant) -> tuple[int, int]:
     return found
 
 
-def _run(copy: Path, tests: Sequence[str]) -> str:
-    words = ("-x", *QUICK, "-n0", _listed(copy, tests))
+def _run(copy: Path, *tests: str) -> str:
+    """How these tests killed it; empty if they all passed."""
+    words = ("-x", *QUICK, "-n0", *tests)
     try:
         done = run_in(copy, *PYTEST, *words, timeout=TIME_LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -111,7 +116,7 @@ def _run(copy: Path, tests: Sequence[str]) -> str:
     if done.returncode in KILLED:
         return "killed"
     if done.returncode == 0:
-        return "survived"
+        return ""
     raise RuntimeError(f"pytest ended with {done.returncode}: {done.stdout[-800:]}{done.stderr}")
 
 

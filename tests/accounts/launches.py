@@ -16,6 +16,7 @@ from runbook.records import RankExit
 from runbook.records.evidence import RankLog
 from tests.factory import ranks as made
 from tests.factory.told import DATA, ORACLE, TEXT, first_pass, recomputed, told_steps
+from tests.said import hold
 
 STEPS, RANKS, PER_RANK = 60, 2, 128
 WORK = Workload(
@@ -104,12 +105,14 @@ def all_accounts(table: pd.DataFrame, ranks: Ranks, work: Workload = WORK) -> li
     told = sources(table, ranks, work, float(rows()["dt_s"].sum()) + 5.0, EXITS)
     found = unbalanced(told, Row.ACCOUNTS).found
     copied = (texts for one, texts in found if one.copied or one.check is tables.column_account)
-    return [
+    problems = [
         *(text for texts in copied for text in texts),
         *unbalanced(sources(table, ranks, work), Row.GRADIENTS).problems,
         *tables.memory_account(ranks, work),
         *model.oracle_account(ranks, work),
     ]
+    hold(problems)
+    return problems
 
 
 def sources(

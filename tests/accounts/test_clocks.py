@@ -98,9 +98,22 @@ def test_a_host_that_gets_ahead_in_every_block_is_no_fraud() -> None:
     assert clocks.step_clock(table, ranks[0], clocks.busy_steps(ranks), lag=1) == []
     (problem,) = clocks.step_clock(table, ranks[0], clocks.busy_steps(ranks))
     assert problem.startswith("dt_s sums to 1.034 of what rank 0's clock shows")
+    assert "steps, allowed are 0.9" in problem
     for factor in (0.95, 1.05):
         lied = table.assign(dt_s=table["dt_s"] * factor)
         assert len(clocks.step_clock(lied, ranks[0], clocks.busy_steps(ranks), lag=1)) == 1
+
+
+def test_a_typical_step_of_another_length_is_told_by_its_share_alone() -> None:
+    """Where the sum of all would still be within what it may be off."""
+    dt = np.where(np.arange(40) % 10 == 0, 5.0, 0.01)
+    table = pd.DataFrame({"step": range(1, 41), "dt_s": dt, "arm": "", "block": 0})
+    table = table.assign(loss=1.0, grad_norm=1.0, toks_per_s=1.0)
+    ranks = (rank(0, table),)
+    lied = table.assign(dt_s=dt * np.where(dt < 1.0, 0.9, 1.0))
+    assert clocks.step_clock(table, ranks[0], clocks.busy_steps(ranks)) == []
+    (text,) = clocks.step_clock(lied, ranks[0], clocks.busy_steps(ranks))
+    assert text == "dt_s sums to 0.998 of what rank 0's clock shows for the same 39 steps"
 
 
 def test_a_stall_that_dt_s_leaves_out_is_seen_in_its_block() -> None:

@@ -72,6 +72,22 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
+def test_what_a_test_says_of_itself_is_read_wherever_it_stands(
+    tmp_path: Path, folder: Path
+) -> None:
+    """The first of error, failure and skip; in its attribute, or else in its text."""
+    told = ("<error message='m'/><skipped/>", "<failure message=''> t </failure>", "<skipped/>", "")
+    cases = "".join(f"<testcase name='{at}' classname='c'>{one}</testcase>" for at, one in
+                    enumerate(told))  # fmt: skip
+    (folder / "junit.xml").write_text(f"<testsuite>{cases}</testsuite>")
+    found = read_launch(tmp_path, launch(), RESULT).junit
+    assert found is not None
+    assert [(one.name, one.classname, one.status, one.message) for one in found.cases] == [
+        ("0", "c", "error", "m"), ("1", "c", "failed", "t"), ("2", "c", "skipped", ""),
+        ("3", "c", "passed", ""),
+    ]  # fmt: skip
+
+
 DAMAGED = yaml.safe_load(Path(__file__).with_name("damaged.yaml").read_text("utf-8"))
 DEEP = pytest.param("env.json", "[" * 100_000, "env.json is not JSON: ", id="nested")
 

@@ -13,6 +13,7 @@ from phases.kit.playbook import Situation
 from runbook.config.registry import Judgement, PlanContext
 from runbook.records import Check
 from tests.phases import builder, spoil
+from tests.said import hold
 
 Answer = TypeVar("Answer", Check, Finding)
 WHERE = builder.context()
@@ -59,6 +60,7 @@ def says(check: Answer, wanted: str, *words: str, remedy: str = "", evidence: st
     if remedy:
         assert remedy in check.remedy, check.remedy
     assert not evidence or any(evidence in path for path in check.evidence), check.evidence
+    hold(check)
     return check
 
 

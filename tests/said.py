@@ -1,0 +1,67 @@
+"""What the judges say in each test, whole: every number and word, beside what the test asserts.
+
+A test asserts what it is about; a slip anywhere else in the sentence, the number or its sources is
+a difference here. `SAID=accept python -m pytest -n0 FILES` takes over what these files say now.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+from phases.kit.finding import Finding
+from runbook.records import Check, Measurement
+
+FOLDER = Path(__file__).with_name("accepted")
+_ACCEPT = os.environ.get("SAID") == "accept"
+_HINT = "wanted? SAID=accept python -m pytest -n0 {}, then git diff"
+_PARTS = ("follows", "title", "clue", "nodes", "choice", "confidence", "comparator", "evidence")
+_asked: Counter[str] = Counter()
+
+
+def hold(answer: Check | Finding | list[str]) -> None:
+    """Fail where this test was told something else when it was accepted."""
+    test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" (")[0]
+    module, _, name = test.partition("::")
+    _asked[test] += 1
+    key, file = f"{name} {_asked[test]}", FOLDER / f"{Path(module).stem}.json"
+    kept = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    now = "; ".join(answer) if isinstance(answer, list) else _told(answer)
+    if _ACCEPT:
+        text = json.dumps({**kept, key: now}, indent=0, sort_keys=True, ensure_ascii=False)
+        file.write_text(f"{text}\n", "utf-8")
+    else:
+        assert now == kept.get(key), _HINT.format(module)
+
+
+def _told(answer: Check | Finding) -> str:
+    parts = {name: getattr(answer, name, None) for name in _PARTS}
+    limit = getattr(answer.limit, "value", answer.limit)
+    return " | ".join(
+        [
+            f"{answer.outcome} {answer.code}",
+            answer.reason,
+            *_number(answer.measurement),
+            *([f"limit {limit:.6g}"] if limit is not None else []),
+            *(f"{name} {value}" for name, value in parts.items() if value),
+        ]
+    )
+
+
+def _number(one: Measurement | None) -> list[str]:
+    if one is None:
+        return []
+    plain = one.value if isinstance(one.value, str | bool) else f"{one.value:.6g}"
+    told = {"sd": one.stdev, "in": one.interval, "steps": one.window, "note": one.note}
+    return [
+        f"{one.name} {plain} {one.unit} n={one.n} of {one.where}",
+        *(f"{name} {_plain(value)}" for name, value in told.items() if value),
+    ]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, tuple):
+        return " to ".join(map(_plain, value))
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
