@@ -15,7 +15,7 @@ from runbook import DEFAULT_OUT
 from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError, called_by, did_you_mean, listed
 from runbook.files import typed_here
-from runbook.folder import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
+from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -168,7 +168,8 @@ def look(out: Path) -> Found:
 
 
 def _unfinished(folder: Path) -> Found | None:
-    """A run whose journal has no end; None if it has one, or is not readable as a journal."""
+    """A run whose journal has no end; None if it has one, was cut, or is no journal."""
+    from runbook.engine.derive import doubt
     from runbook.folder import events_so_far, phases_done, running_text, watch_line
 
     events = events_so_far(folder / EVENTS_FILE)
@@ -183,10 +184,10 @@ def _unfinished(folder: Path) -> Found | None:
                 (f"runbook stacks {name}", "what its ranks are doing"),
             ),
         )
-    if events[-1].get("event") == ENDS[0]:
+    record, ended = _record(folder), (folder / MANIFEST_FILE).is_file()
+    if events[-1].get("event") == ENDS[0] or (ended and (record is None or doubt(folder, record))):
         return None
     where = f"{folder}: not finished, {phases_done(events)}"
-    record = _record(folder)
     again = record.invocation.resume_line(record.run_id) if record else ""
     resume = (again or f"runbook run --resume {name}", "go on where it was cut off")
     return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))

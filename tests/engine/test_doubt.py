@@ -25,6 +25,7 @@ from runbook.tools.export import read_history
 from tests.cli.shell import Ended, inside
 from tests.config import cases
 from tests.config.test_profiles import written
+from tests.engine.test_interrupt_and_resume import digests
 from tests.factory import records
 from tests.frozen import corpus
 from tests.reports.samples import go, incomplete, no_go, run
@@ -48,7 +49,13 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
+def halved(folder: Path) -> None:
+    path = folder / "events.jsonl"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 LIST = "MANIFEST.sha256"
+ANOTHER = "lies beside another events.jsonl than its MANIFEST.sha256 has"
 
 
 @pytest.mark.parametrize(("spoil", "why"), [
@@ -57,7 +64,8 @@ LIST = "MANIFEST.sha256"
                  id="no manifest"),
     pytest.param(lambda run: (run / LIST).write_text("no\n"), "is another file than its MANIFEST",
                  id="no digests"),
-    pytest.param(cut, "lies beside another events.jsonl than its MANIFEST.sha256 has", id="cut"),
+    pytest.param(cut, ANOTHER, id="cut"),
+    pytest.param(halved, ANOTHER, id="halved"),
     pytest.param(damaged, "line 2 is damaged or out of order", id="damaged journal"),
     pytest.param(lambda run: (run / "events.jsonl").unlink(),
                  "lies without the events.jsonl that its MANIFEST.sha256 lists", id="no journal"),
@@ -83,6 +91,24 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     compared = inside("compare", str(folder), str(folder), cwd=folder.parent)
     assert compared.code == 3 and "NOT COMPARABLE" in compared.out and why in compared.out
     assert f"A  {folder.name}  INCOMPLETE" in compared.out
+
+
+@pytest.mark.parametrize(("spoil", "why"), [
+    pytest.param(cut, ANOTHER, id="cut"),
+    pytest.param(halved, ANOTHER, id="halved"),
+])  # fmt: skip
+def test_what_was_damaged_since_it_ended_is_not_gone_on_with(
+    folder: Path, spoil: Callable[[Path], object], why: str
+) -> None:
+    spoil(folder)
+    folder = shutil.copytree(folder, folder.parent / "artifacts" / folder.name)
+    before = digests(folder)
+    told = inside(cwd=folder.parents[1]).out
+    assert why in told and "not finished" not in told and "--resume" not in told
+    refused = inside("run", "--resume", folder.name, cwd=folder.parents[1])
+    assert refused.code == 2 and f"not what it was when it ended: its run.json {why}" in refused.err
+    assert "`runbook verify` names every file: put it back from a copy, or" in refused.err
+    assert digests(folder) == before
 
 
 def test_a_run_that_lost_its_record_is_told_so(folder: Path) -> None:
