@@ -58,6 +58,7 @@ def resume_run(
         if is_over and not (added or (run_root / MANIFEST_FILE).is_file()):
             return _close(run_root, journal, record, setup_of_record(record), observer)
         if is_over and not (added or again):
+            _refuse_if_changed(run_root, record, journal)
             raise _nothing_left(record)
         _refuse_other_version(record)
         refuse_if_unlike(record, identity())

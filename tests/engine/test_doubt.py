@@ -49,8 +49,8 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
-def halved(folder: Path) -> None:
-    path = folder / "events.jsonl"
+def halved(folder: Path, name: str = "events.jsonl") -> None:
+    path = folder / name
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
@@ -96,6 +96,8 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
 @pytest.mark.parametrize(("spoil", "why"), [
     pytest.param(cut, ANOTHER, id="cut"),
     pytest.param(halved, ANOTHER, id="halved"),
+    pytest.param(lambda run: halved(run, LIST), "is another file than its MANIFEST.sha256 has",
+                 id="halved manifest"),
 ])  # fmt: skip
 def test_what_was_damaged_since_it_ended_is_not_gone_on_with(
     folder: Path, spoil: Callable[[Path], object], why: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -347,6 +348,11 @@ def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="has it already"):
         resume(folder, Toy("baseline"), added="baseline")
     with pytest.raises(UsageError, match=r"is finished: GO.*--phase NAME adds a phase"):
+        resume(folder, Toy("baseline"))
+    manifest = folder / MANIFEST_FILE
+    name = "  baseline/run1/training.csv"
+    manifest.write_text(re.sub(f".{{8}}{name}", f"00000000{name}", manifest.read_text()))
+    with pytest.raises(UsageError, match=r"what it was when it ended: baseline/run1/training\.csv"):
         resume(folder, Toy("baseline"))
 
 
