@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -294,8 +295,22 @@ class DamagedRunError(RunbookError):
     """A run that was accepted, or may have been, and whose files are not those that it wrote."""
 
 
+def renamed(folder: Path, record: RunRecord) -> str:
+    """That this is not the folder of its run's name, by which it is known which of two is newer."""
+    same = folder.resolve().name == record.run_id
+    return "" if same else f"its folder was renamed from {record.run_id}: rename it back"
+
+
 def earlier_runs(out: Path, left_out: dict[str, str], *, before: str = "") -> Iterator[Path]:
-    """Folders that have the name of a run, newest first; `before`: those older than a run."""
+    """Folders that have the name of a run, newest first; `before`: those older than a run.
+
+    Of the others that were GO `left_out` says that they were renamed, but for a copy.
+    """
+    for folder in run_folders(out):
+        with suppress(RunbookError, OSError):
+            record = None if RUN_ID.fullmatch(folder.name) else go_record(folder)
+            if record and not (out / record.run_id).exists():
+                left_out[folder.name] = renamed(folder, record)
     folders = [
         folder
         for folder in reversed(run_folders(out))
