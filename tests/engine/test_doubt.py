@@ -18,7 +18,7 @@ from runbook.config.load import load_profile, profile_names
 from runbook.config.settings import parse_settings
 from runbook.engine.scope import departures, scope_of
 from runbook.folder import Journal
-from runbook.folder.manifest import write_manifest
+from runbook.folder.manifest import load_record, write_manifest
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
 from runbook.tools.export import read_history
@@ -26,6 +26,7 @@ from tests.cli.shell import Ended, inside
 from tests.config import cases
 from tests.config.test_profiles import written
 from tests.engine.test_interrupt_and_resume import digests
+from tests.engine.toys import PHASES, resume
 from tests.factory import records
 from tests.frozen import corpus
 from tests.reports.samples import go, incomplete, no_go, run
@@ -120,6 +121,30 @@ def test_a_run_that_lost_its_record_is_told_so(folder: Path) -> None:
         told = inside(*command, cwd=folder.parent)
         assert told.code == 2 and f"{folder.name} has lost its run.json" in told.err
         assert "put it back from a copy" in told.err
+    (_, row) = inside("history", "--out", str(folder.parent), cwd=folder.parent).out.splitlines()
+    assert folder.name in row and "run.json cannot be read: No such file" in row
+
+
+def test_a_record_that_cannot_be_read_is_written_anew_as_it_says(folder: Path) -> None:
+    first, manifest = load_record(folder), (folder / LIST).read_bytes()
+
+    def said() -> str:
+        told = inside("verify", folder.name, "--out", ".", cwd=folder.parent)
+        assert told.code == 2 and "run.json is not a run record of this version" in told.err
+        return told.err
+
+    halved(folder, "run.json")
+    line = f"`runbook run --resume {folder.name}` writes it anew from the journal"
+    assert f"put it back from a copy, or move its {LIST} elsewhere, then {line}" in said()
+    (folder / LIST).unlink()
+    assert f"put it back from a copy, or {line}" in said()
+    assert resume(folder, *PHASES.values()) == load_record(folder) == first
+    assert (folder / LIST).read_bytes() == manifest
+    halved(folder, "run.json")
+    cut(folder)
+    assert "put it back from a copy, or begin a new run" in said()
+    write_manifest(folder)
+    assert "it is as its run ended: read it with the version that wrote it" in said()
 
 
 def test_a_record_that_was_sent_on_alone_is_believed(folder: Path) -> None:
