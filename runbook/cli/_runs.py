@@ -154,8 +154,6 @@ def _machine() -> str:
 
 def look(out: Path) -> Found:
     """The newest run below `out`. Raises nothing for what lies in its folder."""
-    from runbook.folder.manifest import RUN_ID
-
     folders = run_folders(out)
     if not folders:
         return Found(
@@ -166,6 +164,8 @@ def look(out: Path) -> Found:
                 ("runbook init --help", "a profile for a trainer of your own"),
             ),
         )
+    from runbook.folder.manifest import RUN_ID
+
     # Any other name is of a folder that was renamed or copied, and says nothing of when it began.
     newest = max(folders, key=lambda one: (bool(RUN_ID.fullmatch(one.name)), one.name))
     return _unfinished(newest) or _finished(newest)
