@@ -15,7 +15,7 @@ from runbook import DEFAULT_OUT
 from runbook.console import Console
 from runbook.errors import ProgramExit, RunbookError, UsageError, called_by, did_you_mean, listed
 from runbook.files import typed_here
-from runbook.folder import ENDS, EVENTS_FILE, RECORD_FILE, run_folders
+from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, run_folders
 
 if TYPE_CHECKING:
     from runbook.records import RunRecord
@@ -164,11 +164,16 @@ def look(out: Path) -> Found:
                 ("runbook init --help", "a profile for a trainer of your own"),
             ),
         )
-    return _unfinished(folders[-1]) or _finished(folders[-1])
+    from runbook.folder.manifest import RUN_ID
+
+    # Any other name is of a folder that was renamed or copied, and says nothing of when it began.
+    newest = max(folders, key=lambda one: (bool(RUN_ID.fullmatch(one.name)), one.name))
+    return _unfinished(newest) or _finished(newest)
 
 
 def _unfinished(folder: Path) -> Found | None:
-    """A run whose journal has no end; None if it has one, or is not readable as a journal."""
+    """A run whose journal has no end; None if it has one, was cut, or is no journal."""
+    from runbook.engine.derive import doubt
     from runbook.folder import events_so_far, phases_done, running_text, watch_line
 
     events = events_so_far(folder / EVENTS_FILE)
@@ -183,11 +188,11 @@ def _unfinished(folder: Path) -> Found | None:
                 (f"runbook stacks {name}", "what its ranks are doing"),
             ),
         )
-    if events[-1].get("event") == ENDS[0]:
+    record, ended = _record(folder), (folder / MANIFEST_FILE).is_file()
+    if events[-1].get("event") == ENDS[0] or (ended and (record is None or doubt(folder, record))):
         return None
     where = f"{folder}: not finished, {phases_done(events)}"
-    record = _record(folder)
-    again = record.invocation.resume_line(record.run_id) if record else ""
+    again = record.invocation.resume_line(folder.name) if record else ""
     resume = (again or f"runbook run --resume {name}", "go on where it was cut off")
     return Found(run=where, next=(resume, (f"runbook report {name}", "what there is so far")))
 
@@ -204,6 +209,7 @@ def _record(folder: Path) -> RunRecord | None:
 
 def _finished(folder: Path) -> Found:
     from runbook.engine.derive import doubt
+    from runbook.folder.manifest import renamed
 
     name, record = shlex.quote(str(folder)), _record(folder)
     if not (folder / RECORD_FILE).is_file():
@@ -214,10 +220,11 @@ def _finished(folder: Path) -> Found:
         verify = (f"runbook verify {name}", "names every file that is damaged")
         return Found(run=f"{folder}: its {RECORD_FILE} {why}", next=(verify,))
     report = (f"runbook report {name}", "every check, with evidence and remedy")
-    told = [*_following(record), report]
+    moved = renamed(folder, record)
+    told = [report] if moved else [*_following(record), report]  # by its id nothing finds it now
     return Found(
         run=f"{folder}: {record.headline}",
-        detail=record.reasons[0] if record.reasons else "",
+        detail=moved or next(iter(record.reasons), ""),
         next=(*told, *(one for one in _besides(record, name) if one[0] not in dict(told))),
     )
 

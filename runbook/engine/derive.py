@@ -6,6 +6,7 @@ from its journal? `doubt` is the quick look, which every command asks before it 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from runbook.config.setup import Setup
 from runbook.engine import missing_phases, reasons_for
 from runbook.engine.scope import caveats_of, scope_of
 from runbook.errors import RunbookError
-from runbook.files import write_atomic
+from runbook.files import read_given, write_atomic
 from runbook.folder import (
     ENDS,
     EVENTS_FILE,
@@ -268,9 +269,9 @@ def journal_problems(run_root: Path, record: RunRecord) -> list[str]:
 def doubt(run_root: Path, record: RunRecord) -> str:
     """Why nothing that run.json says may be repeated, to stand after its name; empty if it may.
 
-    A run that ended has a manifest with the digest of run.json, and a journal that gives its
-    verdict. One that goes on has no manifest yet, and a record that was sent on, alone or with its
-    reports, has nothing beside it.
+    A run that ended has a manifest with the digests of run.json and of the journal, which gave its
+    verdict then; what came after that end is no doubt. One that goes on has no manifest yet, and a
+    record that was sent on, alone or with its reports, has nothing beside it.
     """
     if (run_root / MANIFEST_FILE).is_file():
         try:
@@ -294,14 +295,17 @@ def _contradiction(run_root: Path, record: RunRecord, listed: str | None) -> str
     if not path.is_file():
         return f"lies without the {EVENTS_FILE} that its {MANIFEST_FILE} lists" if listed else ""
     try:
-        given = derive_record(read_events(path)[0]).verdict
+        events = read_events(path)[0]
+        ends = [event["seq"] for event in events if event.get("event") in ENDS]
+        ended = events[: ends[-1]] if ends else events
+        given = derive_record(ended).verdict
     except RunbookError as error:
         return f"cannot be held against its journal ({error})"
-    if given is not record.verdict:
-        return f"contradicts its {EVENTS_FILE}, which gives {given}"
+    lines = read_given(path).splitlines(keepends=True)[: len(ended)]
     # Of a journal that was cut, what is left may give the same verdict.
-    cut = listed and listed != sha256_of(path)
-    return f"lies beside another {EVENTS_FILE} than its {MANIFEST_FILE} has" if cut else ""
+    if listed and listed != hashlib.sha256(b"".join(lines)).hexdigest():
+        return f"lies beside another {EVENTS_FILE} than its {MANIFEST_FILE} has"
+    return "" if given is record.verdict else f"contradicts its {EVENTS_FILE}, which gives {given}"
 
 
 def untrusted(record: RunRecord, why: str) -> RunRecord:

@@ -7,15 +7,15 @@ from pathlib import Path
 from runbook import __version__
 from runbook.config.registry import report_files
 from runbook.config.setup import Setup, setup_of_record
-from runbook.engine.derive import SoFar, derive_record, so_far
+from runbook.engine.derive import SoFar, derive_record, doubt, so_far
 from runbook.engine.earlier.standing import require_standing
 from runbook.engine.phase_run import RunState
 from runbook.engine.run import go_on, guard, keep_configs, write_out
 from runbook.engine.starting import extend, follows_plan, keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError, listed
-from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, Journal
+from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, Journal
 from runbook.folder.facts import read_facts
-from runbook.folder.manifest import artifact_problems, evidence_problems, read_manifest
+from runbook.folder.manifest import artifact_problems, evidence_problems, load_record, read_manifest
 from runbook.launch.observer import Observer
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
@@ -45,6 +45,10 @@ def resume_run(
     run_root = run_root.resolve()
     if not (run_root / EVENTS_FILE).is_file():
         raise UsageError(f"{run_root} holds no run: it has no {EVENTS_FILE}")
+    # Before the journal is opened, of which that would cut a torn last line off.
+    ended = (run_root / MANIFEST_FILE).is_file()
+    if ended and (why := doubt(run_root, load_record(run_root))):
+        raise _changed(run_root.name, f"its {RECORD_FILE} {why}")
     with Journal.reopen(run_root) as journal:
         if not journal.events:
             raise RunbookError(f"{run_root / EVENTS_FILE} is empty: the run never started")
@@ -54,6 +58,7 @@ def resume_run(
         if is_over and not (added or (run_root / MANIFEST_FILE).is_file()):
             return _close(run_root, journal, record, setup_of_record(record), observer)
         if is_over and not (added or again):
+            _refuse_if_changed(run_root, record, journal)
             raise _nothing_left(record)
         _refuse_other_version(record)
         refuse_if_unlike(record, identity())
@@ -125,10 +130,14 @@ def _refuse_if_changed(run_root: Path, record: RunRecord, journal: Journal) -> N
         left = {name: digest for name, digest in manifest.items() if name not in reports}
         changed = artifact_problems(run_root, record, left)
     if changed:
-        raise UsageError(
-            f"{record.run_id} is not what it was when it ended: {listed(changed, 1)}",
-            hint="`runbook verify` names every file; begin a new run",
-        )
+        raise _changed(record.run_id, listed(changed, 1))
+
+
+def _changed(run_id: str, what: str) -> UsageError:
+    return UsageError(
+        f"{run_id} is not what it was when it ended: {what}",
+        hint="`runbook verify` names every file: put it back from a copy, or begin a new run",
+    )
 
 
 def _restore(state: RunState, done: dict[str, PhaseRecord]) -> None:

@@ -159,9 +159,7 @@ def verify_run(run_root: Path, *, fingerprint: str = "") -> Verification:
         what = f"{error.filename}: {error.strerror or error}"
         differences.append(f"cannot be judged again: {what}")
     reports, found, notes = _reports(run_root, record)
-    name = run_root.resolve().name
-    if name != record.run_id:
-        notes.append(f"the folder is {name}, its run {record.run_id}")
+    notes += filter(None, [manifest.renamed(run_root, record)])
     return Verification(
         run_id=record.run_id,
         fingerprint=digest,

@@ -11,14 +11,16 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from nsa.contract.digests import sha256_of
 from runbook.config.registry import report_files
-from runbook.errors import RunbookError
+from runbook.errors import RunbookError, UsageError
 from runbook.files import (
     LARGEST_DOCUMENT_BYTES,
     LARGEST_LOG_BYTES,
@@ -32,6 +34,7 @@ from runbook.folder import (
     OWN_FOLDER,
     RECORD_FILE,
     is_going_on,
+    read_events,
     run_folders,
 )
 from runbook.records import ArtifactRecord, PhaseRecord, RunRecord, Verdict, first_problem
@@ -176,10 +179,25 @@ def load_record(folder: Path) -> RunRecord:
     except OSError as error:
         raise RunbookError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
-        raise RunbookError(
+        raise UsageError(
             f"{path} is not a run record of this version: {first_problem(error)}"
-            f" ({error.error_count()} problems in total)"
+            f" ({error.error_count()} problems in total)",
+            hint=_way_back(folder),
         ) from error
+
+
+def _way_back(folder: Path) -> str:
+    """What to do about a run.json that is no record; what a whole journal gives is that record."""
+    journal, ended = folder / EVENTS_FILE, (folder / MANIFEST_FILE).is_file()
+    with suppress(RunbookError, OSError):
+        listed = read_manifest(folder / MANIFEST_FILE) if ended else {}
+        if listed.get(RECORD_FILE) == sha256_of(folder / RECORD_FILE):
+            return "it is as its run ended: read it with the version that wrote it"
+        if read_events(journal)[0] and (not ended or listed.get(EVENTS_FILE) == sha256_of(journal)):
+            away = f"move its {MANIFEST_FILE} elsewhere, then " if ended else ""
+            line = shlex.join(["runbook", "run", "--resume", str(folder)])
+            return f"put it back from a copy, or {away}`{line}` writes it anew from the journal"
+    return "put it back from a copy, or begin a new run"
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
@@ -294,8 +312,22 @@ class DamagedRunError(RunbookError):
     """A run that was accepted, or may have been, and whose files are not those that it wrote."""
 
 
+def renamed(folder: Path, record: RunRecord) -> str:
+    """That this is not the folder of its run's name, by which it is known which of two is newer."""
+    same = folder.resolve().name == record.run_id
+    return "" if same else f"its folder was renamed from {record.run_id}: rename it back"
+
+
 def earlier_runs(out: Path, left_out: dict[str, str], *, before: str = "") -> Iterator[Path]:
-    """Folders that have the name of a run, newest first; `before`: those older than a run."""
+    """Folders that have the name of a run, newest first; `before`: those older than a run.
+
+    Of the others that were GO `left_out` says that they were renamed, but for a copy.
+    """
+    for folder in run_folders(out):
+        with suppress(RunbookError, OSError):
+            record = None if RUN_ID.fullmatch(folder.name) else go_record(folder)
+            if record and not (out / record.run_id).exists():
+                left_out[folder.name] = renamed(folder, record)
     folders = [
         folder
         for folder in reversed(run_folders(out))

@@ -232,11 +232,7 @@ def read_history(out_dir: Path) -> tuple[list[RunRow], list[MetricRow]]:
 
     Raises OSError if a folder cannot be read.
     """
-    folders = [
-        folder
-        for folder in run_folders(out_dir)
-        if (folder / RECORD_FILE).is_file() and not folder.is_symlink()
-    ]
+    folders = [folder for folder in run_folders(out_dir) if not folder.is_symlink()]
     read = sorted(map(_read, folders), key=lambda one: (one[0].started_at, one[0].folder))
     return [run for run, _ in read], [row for _, rows in read for row in rows]
 

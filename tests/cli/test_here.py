@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from runbook.cli._parser import parse_all
 from runbook.folder.manifest import write_record
 from runbook.records import LaunchStatus, RunRecord, Verdict
 from tests.cli.shell import inside
+from tests.frozen import corpus
 from tests.reports import samples
 
 RUN = "20260101T000000Z-abc1234"
@@ -35,7 +38,7 @@ def begin(tmp_path: Path, *events: object, name: str = RUN) -> Path:
 def finish(tmp_path: Path, record: RunRecord, name: str = RUN, **changed: object) -> None:
     folder = begin(tmp_path, name=name)
     (folder / "events.jsonl").unlink()
-    write_record(folder, record.model_copy(update=changed))
+    write_record(folder, record.model_copy(update={"run_id": name, **changed}))
 
 
 def test_a_verdict_that_nothing_vouches_for_is_not_repeated(tmp_path: Path) -> None:
@@ -109,7 +112,26 @@ def test_what_was_cut_off_is_resumed(tmp_path: Path, program: str) -> None:
     write_record(folder, samples.incomplete().model_copy(update=by))
     text, commands = told(tmp_path)
     assert f"artifacts/{RUN}: not finished, 1 of 2 phases\n" in text
-    assert commands[0] == f"{program} --resume {samples.incomplete().run_id}"
+    assert commands[0] == f"{program} --resume {RUN}"
+
+
+def test_a_go_whose_folder_was_renamed_is_told_as_that_by_what_would_launch_behind_it(
+    tmp_path: Path,
+) -> None:
+    """Beside a run under its own name, or as a copy of one, it is not looked at."""
+    (tmp_path / "artifacts").mkdir()
+    run = corpus.unpack("go", tmp_path / "artifacts")
+    run.rename(run.with_name("other"))
+    why = f"its folder was renamed from {run.name}: rename it back"
+    text, commands = told(tmp_path)
+    assert re.search(rf"artifacts/other: GO .*\n +{why}\n", text)
+    assert commands == ["report artifacts/other", "verify artifacts/other"]
+    launch = ("launch", "--profile", "cpu", "--steps-scale", "0.02")
+    assert f"has none yet: other: {why}; first:" in inside(*launch, cwd=tmp_path).err
+    shutil.copytree(run.with_name("other"), run)
+    text, commands = told(tmp_path)
+    assert f"artifacts/{run.name}: GO" in text and commands[0] == "launch --profile cpu"
+    assert "other" not in text and "renamed" not in inside(*launch, cwd=tmp_path).err
 
 
 @pytest.mark.parametrize("linked", [False, True])

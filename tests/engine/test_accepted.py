@@ -132,7 +132,10 @@ DAMAGED: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "MANIFEST.sha256").write_text("x\n"), "line 1 is no digest"),
     (gone("run.json"), "its run.json is gone"),
     (not_go_by_its_journal, "run.json"),
-    (changed(run_id="20000101T000000Z-nogit"), "its folder is"),
+    (
+        changed(run_id="20000101T000000Z-nogit"),
+        "its folder was renamed from 20000101T000000Z-nogit",
+    ),
 ]
 
 

@@ -18,13 +18,15 @@ from runbook.config.load import load_profile, profile_names
 from runbook.config.settings import parse_settings
 from runbook.engine.scope import departures, scope_of
 from runbook.folder import Journal
-from runbook.folder.manifest import write_manifest
+from runbook.folder.manifest import load_record, write_manifest
 from runbook.records import Outcome, PhaseRecord, RunRecord, Verdict
 from runbook.records.run import Ran
 from runbook.tools.export import read_history
 from tests.cli.shell import Ended, inside
 from tests.config import cases
 from tests.config.test_profiles import written
+from tests.engine.test_interrupt_and_resume import digests
+from tests.engine.toys import PHASES, resume
 from tests.factory import records
 from tests.frozen import corpus
 from tests.reports.samples import go, incomplete, no_go, run
@@ -48,7 +50,13 @@ def cut(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-2])
 
 
+def halved(folder: Path, name: str = "events.jsonl") -> None:
+    path = folder / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
 LIST = "MANIFEST.sha256"
+ANOTHER = "lies beside another events.jsonl than its MANIFEST.sha256 has"
 
 
 @pytest.mark.parametrize(("spoil", "why"), [
@@ -57,7 +65,8 @@ LIST = "MANIFEST.sha256"
                  id="no manifest"),
     pytest.param(lambda run: (run / LIST).write_text("no\n"), "is another file than its MANIFEST",
                  id="no digests"),
-    pytest.param(cut, "lies beside another events.jsonl than its MANIFEST.sha256 has", id="cut"),
+    pytest.param(cut, ANOTHER, id="cut"),
+    pytest.param(halved, ANOTHER, id="halved"),
     pytest.param(damaged, "line 2 is damaged or out of order", id="damaged journal"),
     pytest.param(lambda run: (run / "events.jsonl").unlink(),
                  "lies without the events.jsonl that its MANIFEST.sha256 lists", id="no journal"),
@@ -85,6 +94,26 @@ def test_what_nothing_vouches_for_is_told_in_the_place_of_its_verdict(
     assert f"A  {folder.name}  INCOMPLETE" in compared.out
 
 
+@pytest.mark.parametrize(("spoil", "why"), [
+    pytest.param(cut, ANOTHER, id="cut"),
+    pytest.param(halved, ANOTHER, id="halved"),
+    pytest.param(lambda run: halved(run, LIST), "is another file than its MANIFEST.sha256 has",
+                 id="halved manifest"),
+])  # fmt: skip
+def test_what_was_damaged_since_it_ended_is_not_gone_on_with(
+    folder: Path, spoil: Callable[[Path], object], why: str
+) -> None:
+    spoil(folder)
+    folder = shutil.copytree(folder, folder.parent / "artifacts" / folder.name)
+    before = digests(folder)
+    told = inside(cwd=folder.parents[1]).out
+    assert why in told and "not finished" not in told and "--resume" not in told
+    refused = inside("run", "--resume", folder.name, cwd=folder.parents[1])
+    assert refused.code == 2 and f"not what it was when it ended: its run.json {why}" in refused.err
+    assert "`runbook verify` names every file: put it back from a copy, or" in refused.err
+    assert digests(folder) == before
+
+
 def test_a_run_that_lost_its_record_is_told_so(folder: Path) -> None:
     (folder / "run.json").unlink()
     by_id = ["verify", folder.name[:15], "--out", str(folder.parent)]
@@ -92,6 +121,30 @@ def test_a_run_that_lost_its_record_is_told_so(folder: Path) -> None:
         told = inside(*command, cwd=folder.parent)
         assert told.code == 2 and f"{folder.name} has lost its run.json" in told.err
         assert "put it back from a copy" in told.err
+    (_, row) = inside("history", "--out", str(folder.parent), cwd=folder.parent).out.splitlines()
+    assert folder.name in row and "run.json cannot be read: No such file" in row
+
+
+def test_a_record_that_cannot_be_read_is_written_anew_as_it_says(folder: Path) -> None:
+    first, manifest = load_record(folder), (folder / LIST).read_bytes()
+
+    def said() -> str:
+        told = inside("verify", folder.name, "--out", ".", cwd=folder.parent)
+        assert told.code == 2 and "run.json is not a run record of this version" in told.err
+        return told.err
+
+    halved(folder, "run.json")
+    line = f"`runbook run --resume {folder.name}` writes it anew from the journal"
+    assert f"put it back from a copy, or move its {LIST} elsewhere, then {line}" in said()
+    (folder / LIST).unlink()
+    assert f"put it back from a copy, or {line}" in said()
+    assert resume(folder, *PHASES.values()) == load_record(folder) == first
+    assert (folder / LIST).read_bytes() == manifest
+    halved(folder, "run.json")
+    cut(folder)
+    assert "put it back from a copy, or begin a new run" in said()
+    write_manifest(folder)
+    assert "it is as its run ended: read it with the version that wrote it" in said()
 
 
 def test_a_record_that_was_sent_on_alone_is_believed(folder: Path) -> None:

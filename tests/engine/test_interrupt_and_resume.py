@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from runbook.config.registry import Judgement, PlanContext
 from runbook.engine.derive import derive_record
 from runbook.engine.starting import keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError
-from runbook.folder import EVENTS_FILE, Journal, read_events, run_folders
+from runbook.folder import EVENTS_FILE, MANIFEST_FILE, Journal, read_events, run_folders
 from runbook.folder.manifest import artifact_records, folder_problems, load_record, write_manifest
 from runbook.machine.identity import identity
 from runbook.process import carriers
@@ -131,6 +132,7 @@ def cut_after(folder: Path, event: str) -> None:
     lines = path.read_text().splitlines(keepends=True)
     index = next(i for i, line in enumerate(lines) if f'"event":"{event}"' in line)
     path.write_text("".join(lines[: index + 1]))
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
 
 
 def test_a_launch_that_was_stopped_and_begun_again_is_told_beside_the_verdict(
@@ -167,7 +169,6 @@ def test_evidence_that_was_edited_between_two_parts_of_a_run_is_not_taken(
 ) -> None:
     """A phase that is judged again would be judged by it, and nothing would differ afterwards."""
     cut_after(folder, "phase_finished")
-    (folder / "MANIFEST.sha256").unlink()
     if how == "interrupted":
         with Journal.reopen(folder) as journal:
             listed = artifact_records(folder, without=["run.json", "events.jsonl", "report.md"])
@@ -186,7 +187,6 @@ def test_what_a_launch_wrote_that_began_anew_is_not_held_against_its_first_attem
     _, folder = run(tmp_path, Toy("baseline"))
     finished = {event["event"]: event for event in read_events(folder / EVENTS_FILE)[0]}
     cut_after(folder, "launch_started")
-    (folder / "MANIFEST.sha256").unlink()
     with Journal.reopen(folder) as journal:
         for name, changed in (
             ("launch_finished", {"result": {"status": "preempted"}}),
@@ -310,10 +310,13 @@ def test_a_failure_that_went_away_stays_in_the_first_line(tmp_path: Path) -> Non
     phases = (Toy("baseline", words=("--fault", "exit7", "--once", str(mark))), Toy("nvtx"))
     first, folder = run(tmp_path / "out", *phases)
     assert first.verdict is Verdict.NO_GO
-    before = digests(folder / "baseline")
+    before, manifest = digests(folder / "baseline"), (folder / MANIFEST_FILE).read_bytes()
+    kept = (folder / "run.json").read_bytes()
     resume(folder, *phases)
     # What a crash between the decision and the move leaves: the first attempt where it was.
     cut_after(folder, "phase_repeated")
+    (folder / MANIFEST_FILE).write_bytes(manifest)
+    (folder / "run.json").write_bytes(kept)
     shutil.rmtree(folder / "baseline")
     (folder / "baseline.repeated1").rename(folder / "baseline")
     record = resume(folder, *phases)
@@ -345,6 +348,11 @@ def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> N
     with pytest.raises(UsageError, match="has it already"):
         resume(folder, Toy("baseline"), added="baseline")
     with pytest.raises(UsageError, match=r"is finished: GO.*--phase NAME adds a phase"):
+        resume(folder, Toy("baseline"))
+    manifest = folder / MANIFEST_FILE
+    name = "  baseline/run1/training.csv"
+    manifest.write_text(re.sub(f".{{8}}{name}", f"00000000{name}", manifest.read_text()))
+    with pytest.raises(UsageError, match=r"what it was when it ended: baseline/run1/training\.csv"):
         resume(folder, Toy("baseline"))
 
 

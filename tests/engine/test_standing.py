@@ -245,7 +245,7 @@ def test_a_newer_run_that_was_no_go_or_is_damaged_leaves_no_ground(
     shutil.copytree(go[0] / "runs" / go[1], runs / renamed)
     here = found(go, out=runs)
     assert here.run_id == "" and list(here.left_out) == [renamed, name]
-    assert f"its folder is {renamed}, its run {go[1]}" in here.left_out[renamed]
+    assert f"its folder was renamed from {go[1]}: rename it back" == here.left_out[renamed]
 
 
 def test_a_newer_no_go_of_another_configuration_takes_no_ground(

@@ -35,7 +35,7 @@ def test_an_untouched_run_is_verified(folder: Path, tmp_path: Path) -> None:
         assert (found.checks, found.measurements) == (4, 5)
         assert set(found.reports) == {*report_files().values()}
     copy = verify(Path(shutil.copytree(folder, tmp_path / "kept copy")))
-    assert copy.ok and copy.notes == (f"the folder is kept copy, its run {folder.name}",)
+    assert copy.ok and copy.notes == (f"its folder was renamed from {folder.name}: rename it back",)
 
 
 def flip(old: bytes, new: bytes) -> Callable[[Path], None]:

@@ -34,6 +34,7 @@ from runbook.folder.manifest import (
     go_record,
     record_bytes,
     record_text,
+    renamed,
 )
 from runbook.launch.command import resolve_config
 from runbook.machine.identity import CODE, code_digest, identity
@@ -259,8 +260,8 @@ def _check_record(folder: Path, record: RunRecord) -> None:
     Other code may write the same record otherwise, and derive another one from the same journal:
     then it is only not taken (`RunbookError`).
     """
-    if folder.name != record.run_id:
-        raise DamagedRunError(f"its folder is {folder.name}, its run {record.run_id}")
+    if why := renamed(folder, record):
+        raise DamagedRunError(why)
     check_digests(folder, record, (RECORD_FILE, EVENTS_FILE))
     if record_bytes(folder).decode() != record_text(record):
         problems = [f"its {RECORD_FILE} is not as the runbook writes it"]

@@ -149,8 +149,8 @@ def _check(
     steps_scale: float,
 ) -> int:
     """How many parameters it trained. Raise `RunbookError` that says in what it is another one."""
-    if folder.name != record.run_id:  # which of two runs is newer follows from their names
-        raise RunbookError(f"its folder is {folder.name}, its run {record.run_id}: rename it back")
+    if why := manifest.renamed(folder, record):
+        raise RunbookError(why)
     if other := earlier.other_devices(record, profile):
         raise RunbookError(other)
     ground = earlier.ground_of(record, profile.ranks)
