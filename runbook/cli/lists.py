@@ -8,7 +8,9 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command
+from runbook.cli._parser import command, parse_all
+from runbook.cli.run import run
+from runbook.cli.run.launch import launch
 from runbook.console import Console, table_of
 from runbook.errors import UsageError, did_you_mean
 
@@ -133,9 +135,12 @@ def _show_preset(name: str, console: Console) -> None:
     ]
     document = {"schema_version": 1, "preset": preset.name, "title": preset.title}
     more = {"variables": rows, "config": preset.config, "replaced": preset.replaced}
+    refused = {line: why for line in preset.lines if (why := _refused_here(line))}
+    taken = " or ".join(line for line in preset.lines if line not in refused)
     parts = [
         f"{preset.name}: {preset.title} ({preset.source})",
-        f"typed as {' or '.join(preset.lines)}",
+        *([f"typed as {taken}"] if taken else []),
+        *(f"not on this machine: {line}: {why}" for line, why in refused.items()),
         "",
         table_of(
             ("VARIABLE", "VALUE", "REQUIREMENT", "MEANING"), [tuple(row.values()) for row in rows]
@@ -145,6 +150,14 @@ def _show_preset(name: str, console: Console) -> None:
         parts += ["", table_of(("DOCUMENTED", "HERE"), list(preset.replaced.items()))]
     document |= {**more, "commands": preset.lines, "exports": exports}
     console.tell(document, [*parts, "", *exports])
+
+
+def _refused_here(line: str) -> str:
+    """Why `runbook run` or `runbook launch` would not take this line; empty if it would."""
+    _, name, *words = shlex.split(line)
+    by = run if name == run.name else launch
+    args, problems = parse_all(by.parser(), [*words, "--dry-run"])
+    return next(iter([*problems, *by.problems(args)]), "")
 
 
 @command("list every NSA_* variable with its meaning and its value in this shell")
