@@ -58,7 +58,13 @@ def load_profile(name_or_path: str) -> Profile:
     """
     folder = data_path("configs") / "profiles"
     document = whole_document("profile", name_or_path, folder, made=machines(), prepare=_prepared)
-    return load_profile_document(document, where=name_or_path)
+    profile = load_profile_document(document, where=name_or_path)
+    # Asked of files only: the document of a record says `gated` of every limit.
+    idle = [one.spec.name for one in limits_of(profile) if not one.gated]
+    if idle := [name for name in idle if document["limits"][name].get("gated")]:
+        why = "a limit on times decides only with throughput_gated: true, which is false here"
+        raise UsageError([f"{name_or_path}: limits.{name}.gated: {why}" for name in idle])
+    return profile
 
 
 def load_profile_document(document: Mapping[str, object], *, where: str = "profile") -> Profile:
