@@ -257,15 +257,13 @@ def test_directories_below_are_judged_and_links_are_not_followed(
 
 
 def test_what_a_trainer_of_ones_own_wrote_is_said_not_to_be_read(
-    kept: Path, tmp_path: Path
+    healthy: Path, tmp_path: Path
 ) -> None:
-    copied(kept / "preflight/ceilings", tmp_path / "preflight")
-    copied(kept / "preflight/ceilings", tmp_path / "baseline/run1")
-    (tmp_path / "baseline/run1/own").mkdir()
+    (tmp_path / "baseline/own").mkdir(parents=True)
+    shutil.copy(healthy / "env.json", tmp_path / "baseline/launch.json")
     inspection = inspect_path(tmp_path)
-    assert codes(inspection) == {"planned", "nothing_found"}
-    assert "baseline/run1/own: of a trainer of your own, not read here" in text_of(inspection)
-    assert inspection.exit_code == 3
+    assert (codes(inspection), inspection.exit_code) == ({"nothing_found"}, 3)
+    assert "baseline/own: of a trainer of your own, not read here" in text_of(inspection)
 
 
 def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
