@@ -116,7 +116,7 @@ def _of_profile(profile: Profile) -> Iterator[RenderableType]:
 
 _WHO_READS = (
     "read by the trainer and `runbook watch` started here, and by `runbook run`: it goes over "
-    "the profile and under --set NAME=value"
+    "the profile and under --set NAME=value; what is a default here may be set by the profile"
 )
 
 
@@ -208,7 +208,8 @@ def toggles(args: argparse.Namespace, console: Console) -> int:
     ]
     cells = [
         (
-            *(row["name"], _shown(row["value"]), row["source"], row["allowed"]),
+            *(row["name"], _shown(row["value"]), _from(row["source"], row["reader"])),
+            row["allowed"],
             *("arm" if row["arm"] else "", row["requirement"], row["meaning"]),
         )
         for row in rows
@@ -217,6 +218,10 @@ def toggles(args: argparse.Namespace, console: Console) -> int:
     document = {"schema_version": 1, "note": _WHO_READS, "toggles": rows}
     console.tell(document, [table_of(header, cells), f"* {_WHO_READS}"])
     return 0
+
+
+def _from(source: object, reader: object) -> str:
+    return f"default of the {reader}" if source == "default" else str(source)
 
 
 def _shown(value: object) -> str:
