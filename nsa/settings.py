@@ -138,6 +138,17 @@ class TrainSection(_Section):
     out_dir: str = "artifacts/train"
 
 
+def share_problem(batch: int, ranks: int) -> str:
+    """Why a global batch cannot be shared by so many ranks; empty if it can."""
+    if batch % ranks == 0:
+        return ""
+    fitting = dict.fromkeys((ranks * max(1, batch // ranks), ranks * (batch // ranks + 1)))
+    return (
+        f"train.batch_size={batch} is the global batch and must be divisible by the "
+        f"{ranks} ranks: use {' or '.join(map(str, fitting))}"
+    )
+
+
 class TrainerConfig(_Section):
     """One whole config file."""
 

@@ -23,6 +23,7 @@ class ProgramExit(IntEnum):
     DEFECT = 70
     HUNG_UP = 129
     INTERRUPTED = 130
+    UNREAD = 141
     TERMINATED = 143
 
 

@@ -29,6 +29,7 @@ from nsa.settings import (
     TrainSection,
     load_config,
     refusal,
+    share_problem,
 )
 from nsa.toggles import ToggleSet, contradictions, read_values, toggle_set, with_safe_mode
 
@@ -254,14 +255,8 @@ def harness_of(environ: Mapping[str, str], problems: list[str]) -> tuple[Path | 
 
 
 def _relations(config: TrainerConfig, place: Place, flags: Flags, toggles: ToggleSet) -> list[str]:
-    problems = []
-    batch, ranks = config.train.batch_size, place.world_size
-    if batch % ranks:
-        fitting = dict.fromkeys((ranks * max(1, batch // ranks), ranks * (batch // ranks + 1)))
-        problems.append(
-            f"train.batch_size={batch} is the global batch and must be divisible by the "
-            f"{ranks} ranks: use {' or '.join(map(str, fitting))}"
-        )
+    problem = share_problem(config.train.batch_size, place.world_size)
+    problems = [problem] if problem else []
     if flags.arms:
         given = {"--resume": flags.resume, "--profile-steps": flags.profile_steps}
         problems += [f"--arms and {flag} exclude each other" for flag in given if given[flag]]

@@ -113,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader (head, less) has gone: be silent, also when Python flushes at exit.
         drop(sys.stdout)
-        return ProgramExit.INCOMPLETE
+        return ProgramExit.UNREAD
     except (Exception, SystemExit) as error:
         # Python would exit with 1 here, which means NO-GO. --help ends with 0, and a module that
         # ends the program while it is imported, with any code.

@@ -8,7 +8,9 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from runbook.cli._parser import command
+from runbook.cli._parser import command, parse_all
+from runbook.cli.run import run
+from runbook.cli.run.launch import launch
 from runbook.console import Console, table_of
 from runbook.errors import UsageError, did_you_mean
 
@@ -114,7 +116,7 @@ def _of_profile(profile: Profile) -> Iterator[RenderableType]:
 
 _WHO_READS = (
     "read by the trainer and `runbook watch` started here, and by `runbook run`: it goes over "
-    "the profile and under --set NAME=value"
+    "the profile and under --set NAME=value; what is a default here may be set by the profile"
 )
 
 
@@ -133,9 +135,12 @@ def _show_preset(name: str, console: Console) -> None:
     ]
     document = {"schema_version": 1, "preset": preset.name, "title": preset.title}
     more = {"variables": rows, "config": preset.config, "replaced": preset.replaced}
+    refused = {line: why for line in preset.lines if (why := _refused_here(line))}
+    taken = " or ".join(line for line in preset.lines if line not in refused)
     parts = [
         f"{preset.name}: {preset.title} ({preset.source})",
-        f"typed as {' or '.join(preset.lines)}",
+        *([f"typed as {taken}"] if taken else []),
+        *(f"not on this machine: {line}: {why}" for line, why in refused.items()),
         "",
         table_of(
             ("VARIABLE", "VALUE", "REQUIREMENT", "MEANING"), [tuple(row.values()) for row in rows]
@@ -145,6 +150,14 @@ def _show_preset(name: str, console: Console) -> None:
         parts += ["", table_of(("DOCUMENTED", "HERE"), list(preset.replaced.items()))]
     document |= {**more, "commands": preset.lines, "exports": exports}
     console.tell(document, [*parts, "", *exports])
+
+
+def _refused_here(line: str) -> str:
+    """Why `runbook run` or `runbook launch` would not take this line; empty if it would."""
+    _, name, *words = shlex.split(line)
+    by = run if name == run.name else launch
+    args, problems = parse_all(by.parser(), [*words, "--dry-run"])
+    return next(iter([*problems, *by.problems(args)]), "")
 
 
 @command("list every NSA_* variable with its meaning and its value in this shell")
@@ -195,7 +208,8 @@ def toggles(args: argparse.Namespace, console: Console) -> int:
     ]
     cells = [
         (
-            *(row["name"], _shown(row["value"]), row["source"], row["allowed"]),
+            *(row["name"], _shown(row["value"]), _from(row["source"], row["reader"])),
+            row["allowed"],
             *("arm" if row["arm"] else "", row["requirement"], row["meaning"]),
         )
         for row in rows
@@ -204,6 +218,10 @@ def toggles(args: argparse.Namespace, console: Console) -> int:
     document = {"schema_version": 1, "note": _WHO_READS, "toggles": rows}
     console.tell(document, [table_of(header, cells), f"* {_WHO_READS}"])
     return 0
+
+
+def _from(source: object, reader: object) -> str:
+    return f"default of the {reader}" if source == "default" else str(source)
 
 
 def _shown(value: object) -> str:

@@ -52,11 +52,11 @@ def watch(args: argparse.Namespace, console: Console) -> int:
     change, gate collapse, zero or exploding gradients, NaN, loss spikes and memory growth;
     without training.csv, by the heartbeats of rank 0. Without --halt it only reads. With
     it, anomalies go into DIR/anomalies.jsonl and DIR/.anomaly_type, a stalled rank is asked
-    for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is not
-    there yet or still empty is waited for, five minutes at most. The launch below DIR that
-    wrote last is shown, one after the other while their run goes on; in a folder of runs, the
-    next one if the last is over. Ends with the run. Limits come from NSA_WATCH_* (see `runbook
-    toggles`).
+    for its stack, and DIR/.HALT stops all ranks after the same step. A folder that is still
+    empty, or a path (artifacts/RUN) that is not there yet, is waited for, five minutes at
+    most; a bare name is there or a run's id. The launch below DIR that wrote last is shown,
+    one after the other while their run goes on; in a folder of runs, the next one if the last
+    is over. Ends with the run. Limits come from NSA_WATCH_* (see `runbook toggles`).
 
     --stacks (for short `runbook stacks DIR`) works while a rank is stuck in a collective; a
     frozen rank is read from outside where py-spy is installed. Only processes that carry the

@@ -153,7 +153,8 @@ def validated(
         return model.model_validate_json(json.dumps(document), strict=True)
     except ValidationError as error:
         say = told or partial(key_problem, model=model)
-        raise UsageError([f"{where}: {say(detail)}" for detail in error.errors()]) from error
+        problems = dict.fromkeys(f"{where}: {say(detail)}" for detail in error.errors())
+        raise UsageError([*problems]) from error
 
 
 def key_problem(detail: ErrorDetails, model: type[BaseModel]) -> str:

@@ -58,7 +58,13 @@ def load_profile(name_or_path: str) -> Profile:
     """
     folder = data_path("configs") / "profiles"
     document = whole_document("profile", name_or_path, folder, made=machines(), prepare=_prepared)
-    return load_profile_document(document, where=name_or_path)
+    profile = load_profile_document(document, where=name_or_path)
+    # Asked of files only: the document of a record says `gated` of every limit.
+    idle = [one.spec.name for one in limits_of(profile) if not one.gated]
+    if idle := [name for name in idle if document["limits"][name].get("gated")]:
+        why = "a limit on times decides only with throughput_gated: true, which is false here"
+        raise UsageError([f"{name_or_path}: limits.{name}.gated: {why}" for name in idle])
+    return profile
 
 
 def load_profile_document(document: Mapping[str, object], *, where: str = "profile") -> Profile:
@@ -86,17 +92,26 @@ def _prepared(data: dict[str, Any], path: Path) -> dict[str, Any]:
 def _problem(detail: ErrorDetails) -> str:
     if detail["loc"] == ("scope",) and detail["type"] == "extra_forbidden":
         return "scope: leave it out; what a verdict is about is derived from what really ran"
+    place, name, *inside = (*map(str, detail["loc"]), "", "")
+    if detail["type"] == "missing" and place in ("phases", "limits") and len(inside) > 2:
+        # Of a name that is none no key is missing.
+        known: Mapping[str, object] = registry.phases()
+        known = known if place == "phases" else registry.known_limits(known)
+        unknown = _unknown(place, name, known)
+        if unknown and "stage" not in detail["input"]:
+            return unknown
     return key_problem(detail, Profile).removeprefix("own_")
+
+
+def _unknown(place: str, name: str, known: Mapping[str, object]) -> str:
+    """That this key of `phases` or `limits` is none, with what is meant; empty if it is known."""
+    return "" if name in known else f"{place}.{name}: no such {place[:-1]}{choice_for(name, known)}"
 
 
 def _unknown_references(profile: Profile) -> list[str]:
     """Phases, limits and required checks by names that exist nowhere, or that are missing."""
     known = registry.phases_of(profile.phases)
-    problems = [
-        f"phases.{name}: no such phase{choice_for(name, known)}"
-        for name in profile.phases
-        if name not in known
-    ]
+    problems = [text for name in profile.phases if (text := _unknown("phases", name, known))]
     needed = registry.standard_phases()
     problems += [
         f"phases.{name}: missing; it needs timeout_s and source"
@@ -110,10 +125,8 @@ def _unknown_references(profile: Profile) -> list[str]:
 
 def _limit_problems(profile: Profile, known: Mapping[str, LimitSpec]) -> list[str]:
     """What is wrong with a profile's limits: unknown, missing, or against their declaration."""
-    given, problems = profile.limits, list[str]()
-    for name in given:
-        if name not in known:
-            problems.append(f"limits.{name}: no such limit{choice_for(name, known)}")
+    given = profile.limits
+    problems = [text for name in given if (text := _unknown("limits", name, known))]
     for name, spec in registry.known_limits(profile.phases, profile.phases).items():
         if name not in given and not spec.toggle:
             problems.append(f"limits.{name}: missing")

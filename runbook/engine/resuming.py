@@ -98,10 +98,10 @@ def _close(
 
 
 def _nothing_left(record: RunRecord) -> UsageError:
-    hint = "--phase NAME adds a phase to it"
-    if record.options.get("plan"):
-        more = record.verdict is Verdict.PARTIAL
-        hint = "--until PHASE goes further with its plan" if more else "begin a new launch"
+    plan = record.options.get("plan")
+    hint = f"`{record.invocation.resume_line(record.run_id, ['PHASE'])}` goes further"
+    if plan and record.verdict is not Verdict.PARTIAL:
+        hint = "begin a new launch"
     return UsageError(f"{record.run_id} is finished: {record.verdict}", hint=hint)
 
 

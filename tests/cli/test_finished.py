@@ -155,3 +155,14 @@ def test_a_profile_shows_every_limit_with_its_source(tmp_path: Path) -> None:
         assert f"{limit.value:g}" in line and line.endswith(limit.source)
     for check in profile.required:
         assert f"\n{check}" in ended.out
+
+
+def test_the_halt_is_told_as_what_watch_does_not_do_by_itself(tmp_path: Path) -> None:
+    told = inside("toggles", "NSA_WATCH_HALT", cwd=tmp_path).out
+    assert "`runbook watch`: only with --halt, or where this is set" in told
+
+
+def test_a_default_is_told_as_that_of_who_reads_it(tmp_path: Path) -> None:
+    """The profile of a run may have another value."""
+    told = inside("toggles", "NSA_DDP_BUCKET_MB", cwd=tmp_path).out
+    assert "25              default of the trainer " in told and "may be set by the profile" in told

@@ -131,6 +131,12 @@ def test_nothing_is_waited_for_without_end(tmp_path: Path, linked: bool) -> None
         list(watched(tmp_path, interval_s=0.05, within_s=0.2, tell=lambda _: None))
 
 
+def test_a_bare_name_that_is_none_is_not_waited_for_and_the_help_says_so(tmp_path: Path) -> None:
+    assert "no run 'nowhere'" in inside("watch", "nowhere", cwd=tmp_path).err
+    said = " ".join(inside("help", "watch", cwd=tmp_path).out.split())
+    assert "waited for, five minutes at most; a bare name is there or a run's id" in said
+
+
 @pytest.mark.executes("runbook stacks")
 def test_stacks_of_an_empty_folder_name_no_file_that_is_not_there(tmp_path: Path) -> None:
     ended = inside("watch", "--stacks", ".", cwd=tmp_path)

@@ -83,6 +83,7 @@ def test_the_short_forms_are_the_same_on_every_command() -> None:
     ("line", "code", "said"),
     [
         ("runbook toggles --json | head -n 1; exit ${PIPESTATUS[1]}", 0, "{\n"),
+        ("runbook toggles | true; exit ${PIPESTATUS[0]}", 141, ""),
         ("runbook --version <&- >&- 2>&-", 0, ""),
         ("runbook nosuch 2>/dev/full", 2, ""),
         ("ulimit -f 0; runbook run --steps-scale 0.1 --phase preflight 2>told", 2, ""),

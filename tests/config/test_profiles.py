@@ -226,9 +226,14 @@ def test_a_preset_with_another_config_is_held_to_its_own_workload(
     assert run.profile.workload == load_profile("a100x2_pcie4").workload
 
 
-def test_it_is_shown_with_lines_to_paste(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_shown_with_lines_to_paste(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line that this machine refuses is not among what is to be typed."""
+    monkeypatch.setattr("runbook.machine.gpu.detect_profile", lambda: ("cpu", "as planned"))
     assert main(["toggles", "--preset", "production"]) == 0
     shown = capsys.readouterr().out
+    assert "\ntyped as runbook launch --preset production\nnot on this machine: runbook" in shown
     for name, value in MANDATORY.items():
         assert f"export {name}={value}" in shown
         assert name not in TOGGLES or TOGGLES[name].meaning in shown

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -249,8 +250,11 @@ SAID = f"{RUN}: RUNNING, 1 of 2 phases, now smoke/run; runbook watch "
 
 
 @pytest.mark.parametrize("command", ["report", "verify", "history"])
-def test_a_run_that_goes_on_is_running_and_no_verdict(tmp_path: Path, command: str) -> None:
+def test_a_run_that_goes_on_is_running_and_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     """Its record so far lies there already."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # it verifies as none: a traceback
     store(tmp_path, RUN, go())
     with Journal.create(tmp_path / RUN) as journal:
         journal.append("run_started", phases=["preflight", "smoke"])

@@ -347,7 +347,7 @@ def test_a_run_in_which_all_passed_has_nothing_to_run_again(tmp_path: Path) -> N
     assert left_open(record) == []
     with pytest.raises(UsageError, match="has it already"):
         resume(folder, Toy("baseline"), added="baseline")
-    with pytest.raises(UsageError, match=r"is finished: GO.*--phase NAME adds a phase"):
+    with pytest.raises(UsageError, match=r"is finished: GO; `runbook run --resume .* --phase"):
         resume(folder, Toy("baseline"))
     manifest = folder / MANIFEST_FILE
     name = "  baseline/run1/training.csv"

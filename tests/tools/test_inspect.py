@@ -256,6 +256,16 @@ def test_directories_below_are_judged_and_links_are_not_followed(
     assert [remark.path for remark in inspection.remarks] == ["b/training.csv"]
 
 
+def test_what_a_trainer_of_ones_own_wrote_is_said_not_to_be_read(
+    healthy: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "baseline/own").mkdir(parents=True)
+    shutil.copy(healthy / "env.json", tmp_path / "baseline/launch.json")
+    inspection = inspect_path(tmp_path)
+    assert (codes(inspection), inspection.exit_code) == ({"nothing_found"}, 3)
+    assert "baseline/own: of a trainer of your own, not read here" in text_of(inspection)
+
+
 def test_an_empty_directory_is_undecided_and_a_missing_one_is_an_error(tmp_path: Path) -> None:
     assert inspect_path(tmp_path).exit_code == 3
     with pytest.raises(UsageError, match="no such directory"):

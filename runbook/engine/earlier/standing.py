@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -176,11 +176,15 @@ def _verify(folder: Path) -> None:
 
 
 def planned_profile(
-    options: RunOptions, profile: Profile, settings: Settings
+    options: RunOptions,
+    profile: Profile,
+    settings: Settings,
+    run_problem: Callable[[RunOptions], str],
 ) -> tuple[Profile, str]:
     """The machine's profile with the plan, its config and the accepted run behind it.
 
     And why it must not start: a phase that needs a GO is asked for and none is found; else empty.
+    `run_problem` tells why a run with such options is refused, so that no such run is proposed.
     Raises UsageError for a plan or a config that does not fit.
     """
     if own := profile.own_trainer:
@@ -202,8 +206,12 @@ def planned_profile(
             Path(options.out), profile, settings, phases, steps_scale=options.steps_scale
         )
         if not found.run_id and needing:
-            given = replace(options, settings=settings.words())
-            refused = _refusal(given, needing, asked, found)
+            whole = replace(options, plan="", steps_scale=1.0)
+            given = replace(whole, settings=settings.words()).invocation()
+            why = run_problem(whole).partition(": ")[0]
+            first = f"a run of all phases is refused too: {why}" if why else ""
+            first = first or f"first: {given.line(['all'])}"
+            refused = _refusal(first, options, needing, asked, found)
     chosen = {name: v for name, v in found.chosen.items() if name not in settings.toggles}
     go = f"{found.run_id}: {found.said}" if found.run_id else ""
     planned = with_plan(
@@ -239,11 +247,10 @@ def asked_for(profile: Profile, until: str) -> tuple[str, ...]:
 
 
 def _refusal(
-    options: RunOptions, needing: Sequence[str], asked: Sequence[str], found: Standing
+    first: str, options: RunOptions, needing: Sequence[str], asked: Sequence[str], found: Standing
 ) -> str:
     before = asked[: asked.index(needing[0])]
-    first = replace(options.invocation(), plan="", steps_scale=1.0).line(["all"])
-    ways = [f"first: {first}"]
+    ways = [first]
     ways += [f"or train only as far as {before[-1]}: add --until {before[-1]}"] if before else []
     ways.append("or start without: add --without-go (the verdict will say so)")
     return (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nsa import torch_env
 from nsa.contract import CONFIG_VARIABLE, NSAError
-from nsa.settings import CONFIG_TOGGLES, OVERRIDES, TrainerConfig, load_config
+from nsa.settings import CONFIG_TOGGLES, OVERRIDES, TrainerConfig, load_config, share_problem
 from nsa.strict_yaml import scalar
 from nsa.toggles import (
     NEEDS_CUDA,
@@ -212,6 +212,7 @@ def _source(setup: Setup, launch: Launch, name: str) -> str:
 # The trainer whose configs this program can read; another one has its own.
 _TRAINER = "nsa.train"
 _SCALER = "NSA_SCALER_"
+_BATCH = "NSA_BATCH_SIZE"
 
 
 def config_problems(setup: Setup, launch: Launch, toggles: ToggleSet) -> Iterator[str]:
@@ -239,6 +240,8 @@ def config_problems(setup: Setup, launch: Launch, toggles: ToggleSet) -> Iterato
         source = setup.settings.sources.get(CONFIG_VARIABLE, f"profile {setup.profile.name}")
         yield f"{CONFIG_VARIABLE} ({source}): {error}"
         return
+    if problem := share_problem(_batch(config, toggles), launch.nproc):
+        yield f"{launch.config}: {problem}"
     yield from _against_machine(setup, launch, config)
     yield from _against_toggles(config, toggles)
 
@@ -276,6 +279,11 @@ def _loaded(
 ) -> TrainerConfig:
     """The config as it will be changed; many launches of a plan share one."""
     return load_config(path, settings=dict(overrides)).config
+
+
+def _batch(config: TrainerConfig, toggles: ToggleSet) -> int:
+    given = toggles.values[_BATCH] if toggles.is_set(_BATCH) else None
+    return given if isinstance(given, int) else config.train.batch_size
 
 
 def _against_machine(setup: Setup, launch: Launch, config: TrainerConfig) -> Iterator[str]:

@@ -196,7 +196,7 @@ def prepare(options: RunOptions) -> Setup:
             # A GO is asked for only once the rest is right: it has to be one of these settings.
             standing = options if not problems else replace(options, without_go=True)
             with _told(problems):
-                profile, refused = planned_profile(standing, profile, settings)
+                profile, refused = planned_profile(standing, profile, settings, run_problem)
                 names = ",".join(asked_for(profile, options.until))
                 options, phases = replace(options, phases=names), select(names, profile.phases)
     if not options.plan:
@@ -231,6 +231,15 @@ def prepare(options: RunOptions) -> Setup:
     if problems := planned_problems(setup):
         raise UsageError(problems)
     return setup
+
+
+def run_problem(options: RunOptions) -> str:
+    """The first thing for which a run with these options is refused; empty if it would start."""
+    try:
+        prepare(options)
+    except UsageError as error:
+        return error.problems[0]
+    return ""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from nsa.contract import ENV_JSON, GATES_CSV, HALT_FILE, TRAINING_CSV, VAL_CSV
 from runbook.errors import UsageError, listed
-from runbook.folder import LAUNCH_JSON, RESULT_JSON
+from runbook.folder import LAUNCH_JSON, OWN_FOLDER, RESULT_JSON
 from runbook.folder.launch import heartbeat_files, whole_number
 from runbook.folder.launch.documents import launch_result, name_below, read_json_object
 from runbook.folder.launch.evidence import GATES, VAL
@@ -64,6 +64,11 @@ def inspect_path(path: Path) -> Inspection:
             f"none: its run's report has its numbers); it holds {listed(names) or 'nothing'}"
         )
         remarks += remarks_on(str(path), [(RemarkCode.NOTHING_FOUND, text)])
+    for own in sorted(path.rglob(OWN_FOLDER)) if found else ():
+        if (own.parent / LAUNCH_JSON).is_file():
+            text = "of a trainer of your own, not read here: its run's report has its numbers"
+            name = own.relative_to(path).as_posix()
+            remarks += remarks_on(name, [(RemarkCode.NOTHING_FOUND, text)])
     return Inspection(path=str(path), directories=directories, remarks=tuple(remarks))
 
 
