@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -265,7 +266,8 @@ def test_a_rank_takes_the_signals_of_its_contract(monkeypatch: pytest.MonkeyPatc
     asked: list[tuple[int, ...]] = []
     libc = SimpleNamespace(prctl=lambda *words: asked.append(words) or 0)
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: libc)
-    monkeypatch.setattr("faulthandler.register", lambda number, **_: taken.update({number: None}))
+    shown = list[int]()
+    monkeypatch.setattr("faulthandler.register", lambda number, **_: shown.append(number))
     monkeypatch.setattr("signal.signal", lambda number, do: taken.update({number: do}))
     pipes: list[int] = []
     monkeypatch.setattr("signal.set_wakeup_fd", lambda pipe, **_: pipes.append(pipe))
@@ -283,8 +285,21 @@ def test_a_rank_takes_the_signals_of_its_contract(monkeypatch: pytest.MonkeyPatc
         termination.on_forced_exit = ending
         os.write(pipes[-1], bytes([number]))
         assert ended.get(timeout=30) == f"{number.name} before the first step"
-    assert signal.SIGUSR1 in taken
+    assert signal.SIGUSR1 in shown and signal.SIGUSR1 not in taken
     assert {words[:2] for words in asked} == {(1, signal.SIGKILL)}
+
+
+@pytest.mark.topic("stopping")
+def test_a_rank_that_is_asked_writes_where_it_stands(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal; from nsa.launch.process import open_stackdump\n"
+        "open_stackdump(pathlib.Path(), 0); os.kill(os.getpid(), signal.SIGUSR1)"
+    )
+    path = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", code]
+    subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, check=True)
+    (file,) = tmp_path.iterdir()
+    assert 'File "<string>", line 2 in <module>' in file.read_text()
 
 
 @torch.no_grad()
