@@ -16,7 +16,7 @@ from runbook.errors import RunbookError, UsageError, listed
 from runbook.folder import ENDS, EVENTS_FILE, MANIFEST_FILE, RECORD_FILE, Journal
 from runbook.folder.facts import read_facts
 from runbook.folder.manifest import artifact_problems, evidence_problems, load_record, read_manifest
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, StopRequest
 from runbook.machine.identity import identity, refuse_if_unlike
 from runbook.records import LaunchResult, LaunchStatus, PhaseRecord, RunRecord, Verdict
 
@@ -29,6 +29,7 @@ def resume_run(
     observer: Observer,
     added: str = "",
     command: str = "",
+    stop: StopRequest | None = None,
 ) -> RunRecord:
     """Continue a run after an interruption, or a crash of harness or machine.
 
@@ -78,6 +79,7 @@ def resume_run(
         keep_aside(run_root, journal, setup.phases)
         keep_configs(setup, run_root)
         state = RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
+        state.stop = stop or state.stop
         state.finished_launches = _finished_launches(told)
         _restore(state, told.finished)
         journal.append("run_resumed", sync=True)

@@ -40,7 +40,7 @@ from runbook.folder.manifest import (
 )
 from runbook.launch.command import keep_config, remove_checkouts
 from runbook.launch.launcher_api import launcher
-from runbook.launch.observer import Observer, stop_on_signals
+from runbook.launch.observer import Observer, StopRequest, stop_on_signals
 from runbook.machine import git
 from runbook.machine.identity import identity, package_folders
 from runbook.records import PhaseRecord, RunRecord, Verdict
@@ -82,14 +82,14 @@ def create_run_folder(out: Path) -> Path:
     raise UsageError(f"--out {out} has {_TRIES} runs of the same second: {name}")
 
 
-def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
+def run_setup(setup: Setup, *, observer: Observer, stop: StopRequest | None = None) -> RunRecord:
     """Run every phase that was asked for and return the record, which also lies in `run.json`.
 
     A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM
     everything that was started is ended, the rest becomes INCOMPLETE rows, and the reports are
     written; `resume_run` goes on from there. If the disk refuses, the record is returned with that
-    reason and is never GO. Raises `UsageError` before anything is created if the run's folder
-    cannot be made.
+    reason and is never GO. `stop` is whom signals go to before the folder is there. Raises
+    `UsageError` before anything is created if the run's folder cannot be made.
     """
     run_root = create_run_folder(Path(setup.options.out))
     keep_configs(setup, run_root)
@@ -104,7 +104,9 @@ def run_setup(setup: Setup, *, observer: Observer) -> RunRecord:
         )
         # From here on it is found by its name, and goes on, wherever it is cut off.
         write_record(run_root, derive_record(journal.events))
-        return go_on(RunState(setup=setup, run_root=run_root, journal=journal, observer=observer))
+        state = RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
+        state.stop = stop or state.stop
+        return go_on(state)
 
 
 def keep_configs(setup: Setup, run_root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -22,11 +23,18 @@ from runbook.engine.derive import derive_record
 from runbook.engine.starting import keep_aside, left_open, repeat
 from runbook.errors import RunbookError, UsageError
 from runbook.folder import EVENTS_FILE, MANIFEST_FILE, Journal, read_events, run_folders
-from runbook.folder.manifest import artifact_records, folder_problems, load_record, write_manifest
+from runbook.folder.manifest import (
+    artifact_records,
+    fingerprint_of,
+    folder_problems,
+    load_record,
+    write_manifest,
+)
 from runbook.machine.identity import identity
 from runbook.process import carriers
 from runbook.records import Outcome, Reason, Verdict
 from runbook.records.evidence import PhaseEvidence
+from tests.cli.shell import inside
 from tests.engine.toys import PHASES, Toy, resume, run, three_launches, verify
 from tests.shared import crowded
 from tests.tiers import by_tier
@@ -98,6 +106,31 @@ def test_a_signal_leaves_a_readable_report_and_no_process_and_the_run_is_continu
     assert "signal" not in record.options
     assert (folder / "bucket_sweep/run2.unfinished1").is_dir()
     assert folder_problems(folder, load_record(folder)) == []
+
+
+@pytest.mark.parametrize("moment", ["engine.run.keep_configs", "cli.run.observers.print_summary"])
+def test_a_signal_before_the_first_phase_or_after_the_last_is_no_sudden_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """The folder is there, and its record not yet; or the run is over, and its verdict not told."""
+    real = importlib.import_module(f"runbook.{moment.rpartition('.')[0]}")
+    name = moment.rpartition(".")[2]
+    before = getattr(real, name)
+
+    def signalled(*words: object, **named: object) -> object:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return before(*words, **named)
+
+    monkeypatch.setattr(real, name, signalled)
+    ended = inside("run", "--phase", "v2_parity", "-p", "cpu", "--out", "runs", cwd=tmp_path)
+    (folder,) = run_folders(tmp_path / "runs")
+    record = load_record(folder)
+    assert f"fingerprint  {fingerprint_of(record)[:32]}" in ended.out
+    if name == "print_summary":
+        assert (ended.code, record.verdict) == (4, Verdict.PARTIAL)
+        return
+    assert (ended.code, record.reasons[0]) == (128 + signal.SIGTERM, "interrupted by SIGTERM")
+    assert record.launches() == () and f"run --resume {folder.name}" in ended.out
 
 
 @pytest.mark.slow

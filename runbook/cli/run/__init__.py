@@ -18,6 +18,7 @@ from runbook.console import Console, OutputFormat
 from runbook.errors import ProgramExit, UsageError
 
 if TYPE_CHECKING:
+    from runbook.launch.observer import StopRequest
     from runbook.records import RunRecord
 
 # A run continues with its original options; where it lies and how it is shown may be said again.
@@ -225,13 +226,9 @@ def run(args: argparse.Namespace, console: Console) -> int:
     exit codes: 0 GO, 1 NO-GO, 2 wrong usage, 3 INCOMPLETE, 4 PARTIAL PASS, 70 internal error,
     129 SIGHUP, 130 Ctrl-C, 143 SIGTERM
     """
-    from runbook.checkout import how_to_call
-    from runbook.cli.run.dry_run import print_plan, refusals, times
-    from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
-    from runbook.config.precedence import dropped
-    from runbook.engine.plan.prepare import needs_of, without_board
-    from runbook.engine.resuming import resume_run
-    from runbook.engine.run import run_setup
+    from runbook.cli.run.dry_run import print_plan, refusals
+    from runbook.engine.plan.prepare import needs_of
+    from runbook.launch.observer import StopRequest, stop_on_signals
 
     args.told = _tell_settings(args, console)
     if args.dry_run:
@@ -239,6 +236,21 @@ def run(args: argparse.Namespace, console: Console) -> int:
     plan = args.setup.profile.plan
     if plan and (refused := refusals(args, needs_of(args.setup))):
         raise UsageError(refused, hint="nothing was started")
+    # A signal ends the run, from before its folder is there until its verdict is told.
+    with stop_on_signals(StopRequest()) as stop:
+        return _run(args, console, stop)
+
+
+def _run(args: argparse.Namespace, console: Console, stop: StopRequest) -> int:
+    from runbook.checkout import how_to_call
+    from runbook.cli.run.dry_run import times
+    from runbook.cli.run.observers import LogConsole, observer_for, print_summary, tell_github
+    from runbook.config.precedence import dropped
+    from runbook.engine.plan.prepare import without_board
+    from runbook.engine.resuming import resume_run
+    from runbook.engine.run import run_setup
+
+    plan = args.setup.profile.plan
     with observer_for(console, args.output) as observer:
         if args.resume_folder is not None:
             record = resume_run(
@@ -246,6 +258,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 observer=observer,
                 added=args.added,
                 command=_command(),
+                stop=stop,
             )
         else:
             observer.note(f"profile {args.options.profile}: {args.profile_reason}")
@@ -259,7 +272,7 @@ def run(args: argparse.Namespace, console: Console) -> int:
                 observer.note(standing)
             for text in (*without_board(args.setup.profile), *times(args)) if plan else ():
                 observer.note(text)
-            record = run_setup(args.setup, observer=observer)
+            record = run_setup(args.setup, observer=observer, stop=stop)
     folder, code = Path(observer.run_root), _exit_code(record, partial_exit=args.partial_exit)
     if args.output is OutputFormat.GITHUB:
         console = LogConsole(console)
