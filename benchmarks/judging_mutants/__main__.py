@@ -43,8 +43,8 @@ def equivalents() -> dict[tuple[str, str, str], str]:
 
 
 def _killed_before(kept: Path) -> dict[tuple[str, str, str], Mutant]:
-    found = [Mutant(**row) for row in read_lines(kept)]
-    return {mutant.key: mutant for mutant in found if mutant.outcome.startswith("killed")}
+    found = (Mutant(**row) for row in read_lines(kept) if row["outcome"].startswith("killed"))
+    return {mutant.key: mutant for mutant in found}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -72,10 +72,9 @@ def main(words: Sequence[str] | None = None) -> int:
             append_line(kept, asdict(found[-1]))
     alive = [one for one in found if one.outcome == SURVIVED]
     unnamed = [one for one in alive if one.key not in named]
-    killed = len(found) - len(alive)
     print(
-        f"{killed} of {len(found)} killed, {len(alive) - len(unnamed)} named as equivalent, "
-        f"{len(unnamed)} neither (seed {asked.seed})",
+        f"{len(found) - len(alive)} of {len(found)} killed, "
+        f"{len(alive) - len(unnamed)} named as equivalent, {len(unnamed)} not (seed {asked.seed})",
         file=sys.stderr,
     )
     return 1 if unnamed else 0

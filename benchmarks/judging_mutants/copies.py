@@ -47,10 +47,9 @@ class Copies:
             self._cover()
         data = CoverageData(str(self._coverage))
         data.read()
-        names = {name.rsplit("|", 1)[0] for name in data.measured_contexts()} - {""}
+        names = sorted({name.rsplit("|", 1)[0] for name in data.measured_contexts()} - {""})
         copy = self._free.get()
-        listed = _listed(copy, sorted(names))
-        run_in(copy, *PYTEST, "--collect-only", "-qq", "-n0", listed, check=True)
+        run_in(copy, *PYTEST, "--collect-only", "-qq", "-n0", _listed(copy, names), check=True)
         self._free.put(copy)
 
     def _cover(self) -> None:
