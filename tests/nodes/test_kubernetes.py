@@ -29,7 +29,8 @@ extends: a100x2_pcie4
 name: pair
 title: two nodes of two A100
 ranks: 4
-workload: {global_batch: 128}
+workload: {global_batch: 4}
+phases: {baseline: {config_overrides: {train.batch_size: 4}}}
 hardware: {nodes: 2, interconnect: infiniband}
 """
 
