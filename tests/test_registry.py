@@ -89,6 +89,16 @@ def test_two_packages_with_one_phase_are_refused(tmp_path: Path) -> None:
     assert "nsa-runbook (phases.nvtx:Nvtx)" in refused.err
 
 
+@pytest.mark.parametrize("text", ["", "import nowhere_at_all\n"])
+def test_a_package_whose_phase_is_not_there_is_named(tmp_path: Path, text: str) -> None:
+    folder = install(tmp_path, name="broken-phases", entry="broken")
+    (folder / "broken_phases.py").write_text(text)
+    refused = start("phases", path=str(folder))
+    assert refused.code == 2
+    whose = "runbook.phases 'broken' of broken-phases (broken_phases:Warp) cannot be loaded: "
+    assert whose in refused.err and "; correct or uninstall it" in refused.err
+
+
 @pytest.mark.parametrize(
     ("package", "words"), [("phases", ("phases",)), ("reports", ("report",)), ("nsa", ("toggles",))]
 )

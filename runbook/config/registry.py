@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from runbook import DEFAULT_LAUNCHER
 from runbook.checkout import DISTRIBUTION, HOME, uninstalled
@@ -181,13 +181,13 @@ class Made(Phase):
 @lru_cache(maxsize=1)
 def phases() -> Mapping[str, Phase]:
     """Every installed phase by name, in running order. Raises RunbookError (see `in_order`)."""
-    return in_order([entry.load()() for entry in installed(PHASE_GROUP)])
+    return in_order([loaded(entry)() for entry in installed(PHASE_GROUP)])
 
 
 @lru_cache(maxsize=1)
 def kinds() -> Mapping[str, type[Made]]:
     """What a plan can make phases from, by the name that it says in `kind`."""
-    return {entry.name: entry.load() for entry in installed(KIND_GROUP)}
+    return {entry.name: loaded(entry) for entry in installed(KIND_GROUP)}
 
 
 def phases_of(settings: Mapping[str, PhaseSettings]) -> Mapping[str, Phase]:
@@ -248,7 +248,7 @@ def in_order(found: Iterable[Phase]) -> dict[str, Phase]:
 @lru_cache(maxsize=1)
 def reports() -> Mapping[str, Report]:
     """Every installed report by the name that `--format` takes."""
-    return {entry.name: entry.load() for entry in installed(REPORT_GROUP)}
+    return {entry.name: loaded(entry) for entry in installed(REPORT_GROUP)}
 
 
 def names(group: str) -> tuple[str, ...]:
@@ -333,6 +333,15 @@ def installed(group: str) -> tuple[EntryPoint, ...]:
     if problems:
         raise RunbookError("; ".join(problems))
     return tuple(found)
+
+
+def loaded(entry: EntryPoint) -> Any:
+    """What an entry point names. Raises RunbookError, with whose it is, where that is not there."""
+    try:
+        return entry.load()
+    except (ImportError, AttributeError) as error:
+        what = f"{entry.group} {entry.name!r} of {_owner(entry)} ({entry.value})"
+        raise RunbookError(f"{what} cannot be loaded: {error}; correct or uninstall it") from error
 
 
 def _entry_points(group: str) -> list[EntryPoint]:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from runbook import DEFAULT_LAUNCHER, DEFAULT_QUEUE_S, FILE_AFTER
 from runbook.config import Profile
-from runbook.config.registry import installed, names
+from runbook.config.registry import installed, loaded, names
 from runbook.config.setup import RunOptions, Setup
 from runbook.errors import UsageError, choice_for
 from runbook.launch.command import Command
@@ -143,7 +143,7 @@ def launcher(name: str) -> LauncherKind:
     found = {entry.name: entry for entry in installed(GROUP)}
     if name not in found:
         raise UsageError([f"--launcher {name!r}: no such launcher{choice_for(name, found)}"])
-    made = found[name].load()
+    made = loaded(found[name])
     if path and FILE_AFTER not in made.reads:
         raise UsageError([f"--launcher {name}{FILE_AFTER}{path}: {name} takes no file"])
     kind: LauncherKind = made(path) if path else made()
