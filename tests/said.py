@@ -1,7 +1,8 @@
 """What the judges say in each test, whole: every number and word, beside what the test asserts.
 
 A test asserts what it is about; a slip anywhere else in the sentence, the number or its sources is
-a difference here. `SAID=accept python -m pytest -n0 FILES` takes over what these files say now.
+a difference here. `SAID=accept python -m pytest -n0 FILES` takes over what these files, each of them
+whole, say now.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _ACCEPT = os.environ.get("SAID") == "accept"
 _HINT = "wanted? SAID=accept python -m pytest -n0 {}, then git diff"
 _PARTS = ("follows", "title", "clue", "nodes", "choice", "confidence", "comparator", "evidence")
 _asked: Counter[str] = Counter()
+_kept: dict[Path, dict[str, str]] = {}
 
 
 def hold(answer: Check | Finding | list[str]) -> None:
@@ -26,14 +28,17 @@ def hold(answer: Check | Finding | list[str]) -> None:
     test = os.environ["PYTEST_CURRENT_TEST"].rpartition(" (")[0]
     module, _, name = test.partition("::")
     _asked[test] += 1
-    key, file = f"{name} {_asked[test]}", FOLDER / f"{Path(module).stem}.json"
-    kept = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    place = module.removeprefix("tests/").removesuffix(".py").replace("/", ".")
+    key, file = f"{name} {_asked[test]}", FOLDER / f"{place}.json"
+    if file not in _kept:
+        _kept[file] = json.loads(file.read_text("utf-8")) if file.is_file() and not _ACCEPT else {}
     now = "; ".join(answer) if isinstance(answer, list) else _told(answer)
     if _ACCEPT:
-        text = json.dumps({**kept, key: now}, indent=0, sort_keys=True, ensure_ascii=False)
+        _kept[file][key] = now
+        text = json.dumps(_kept[file], indent=0, sort_keys=True, ensure_ascii=False)
         file.write_text(f"{text}\n", "utf-8")
     else:
-        assert now == kept.get(key), _HINT.format(module)
+        assert now == _kept[file].get(key), _HINT.format(module)
 
 
 def _told(answer: Check | Finding) -> str:

@@ -9,6 +9,7 @@ a place of the evidence; any other key is a way to spoil it.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ import yaml
 
 from runbook.records import LaunchStatus, Outcome, RankExit, Reason
 from runbook.records.evidence import Fact, PhaseEvidence
+from tests import said
 from tests.phases import builder, spoil, traces
-from tests.phases.answers import says
+from tests.phases.answers import WHERE, says
 
 # What a case tells; all else spoils.
 TOLD = {
@@ -182,3 +184,21 @@ def test_what_a_row_says(row: str, case: dict[str, Any]) -> None:
     wrong = check.outcome not in (Outcome.PASS, Outcome.SKIPPED) or (check.required and skipped)
     assert bool(check.rerun) is wrong
     assert check.remedy or check.code is not Reason.WARNING
+
+
+def test_another_number_or_word_than_was_accepted_is_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = builder.row("baseline", "throughput", builder.evidence("baseline", WHERE), WHERE)
+    measured = check.measurement.model_copy(update={"n": check.measurement.n + 1})
+    others = ({"reason": f"{check.reason}!"}, {"measurement": measured}, {"clue": "other"})
+    monkeypatch.setattr(said, "FOLDER", tmp_path)
+    for accepts, one in ((True, check), (False, check), *((False, one) for one in others)):
+        monkeypatch.setattr(said, "_ACCEPT", accepts)
+        monkeypatch.setattr(said, "_kept", {})
+        monkeypatch.setattr(said, "_asked", Counter())
+        if one is check:
+            said.hold(check)
+            continue
+        with pytest.raises(AssertionError, match="SAID=accept python -m pytest -n0 tests/phases/"):
+            said.hold(check.model_copy(update=one))
