@@ -1,8 +1,8 @@
 """What the judges say in each test, whole: every number and word, beside what the test asserts.
 
 A test asserts what it is about; a slip anywhere else in the sentence, the number or its sources is
-a difference here. `SAID=accept python -m pytest -n0 FILES` takes over what these files, each of them
-whole, say now.
+a difference here. `SAID=accept python -m pytest -n0 FILES` takes over what these files, each of
+them whole, say now.
 """
 
 from __future__ import annotations
