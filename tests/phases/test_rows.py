@@ -132,6 +132,9 @@ WAYS: dict[str, Any] = {
     "worse": lambda arm, by: spoil.columns(
         loss=lambda table: table["loss"] + by * (table["arm"] == arm)
     ),
+    "worse_once": lambda arm, by: spoil.columns(
+        loss=lambda table: table["loss"] + by * (table["arm"] == arm) * (table["block"] == 1)
+    ),
     "no_cpu_time": lambda: spoil.at("ranks.*.steps", lambda steps: steps.drop(columns="cpu_s")),
     "drifting_loss": lambda by: spoil.columns(loss=lambda table: 5.5 + by * table["step"]),
     **{

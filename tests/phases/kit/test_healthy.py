@@ -16,6 +16,7 @@ from runbook.records import Check, LaunchStatus, Outcome, Series, Verdict, judge
 from runbook.records.evidence import PhaseEvidence
 from tests.phases import builder, spoil
 from tests.phases.answers import WHERE, says
+from tests.said import hold
 from tests.tiers import by_tier
 
 # A kind of machine each: what differs between others is numbers.
@@ -52,6 +53,9 @@ def test_a_healthy_run_is_go(name: str) -> None:
     ]
     assert not wrong
     assert judge_run(checks, builder.context(name).profile.required) is Verdict.GO
+    if name in ("cpu", "a100x2_pcie4"):
+        for check in checks:
+            hold(check)
 
 
 def test_each_required_check_alone_decides() -> None:
