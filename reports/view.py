@@ -128,9 +128,13 @@ def _behind_a_go(record: RunRecord) -> tuple[Step, ...]:
 
 def _blocked(record: RunRecord, causes: Sequence[Cause]) -> Iterator[Step]:
     first = next((cause for cause in causes if cause.blocks), None)
+    invocation = record.invocation
     if first is None:
+        if record.verdict is Verdict.INCOMPLETE:  # only its own files could not be written
+            does = "go on, once there is room for its files"
+            yield Step(command=invocation.resume_line(record.run_id), does=does)
         return
-    advice, invocation = first.advice, record.invocation
+    advice = first.advice
     when = "when this passes" if advice.command else ""
     if advice.command:
         yield Step(command=advice.command, does=f"for {first.lead.id}")

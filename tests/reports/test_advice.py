@@ -8,7 +8,7 @@ from reports.causes import Cause
 from reports.view import following, permit_of
 from runbook.config.load import load_profile
 from runbook.engine.derive import render
-from runbook.records import Outcome, Reason, RunRecord
+from runbook.records import Outcome, Reason, RunRecord, Verdict
 from tests.reports.samples import go
 from tests.reports.test_causes import nan, of, phase, row
 
@@ -62,6 +62,14 @@ def test_a_go_of_a_cpu_says_what_it_is_not_and_how_production_starts() -> None:
     assert not permit.qualified
     short = permit_of(on_a_cpu(caveats=("steps x 0.5",)))
     assert short.qualified.startswith("A qualified GO: steps x 0.5. runbook launch ")
+
+
+def test_a_run_whose_files_had_no_room_goes_on_when_there_is_some() -> None:
+    reasons = ("the run's files cannot be written (run.json: No space left on device)",)
+    full = on_a_cpu(verdict=Verdict.INCOMPLETE, reasons=reasons)
+    (step,) = following(full, ())
+    assert step.command == f"runbook run --resume {full.run_id} --out /runs"
+    assert step.does == "go on, once there is room for its files"
 
 
 def test_a_go_of_a_trainer_of_ones_own_and_of_a_launch_print_no_launch() -> None:
