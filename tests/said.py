@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,9 @@ FOLDER = Path(__file__).with_name("accepted")
 _ACCEPT = os.environ.get("SAID") == "accept"
 _HINT = "wanted? SAID=accept python -m pytest -n0 {}, then git diff"
 _PARTS = ("follows", "title", "clue", "nodes", "choice", "confidence", "comparator", "evidence")
+# What is less is what sums of another order leave of zero, and differs by the processor, as does
+# the sign of a zero in words.
+_ROUNDING, _SIGNED_ZERO = 1e-9, re.compile(r"[+-](0\.?0*)(?![\d.])")
 _asked: Counter[str] = Counter()
 _kept: dict[Path, dict[str, str]] = {}
 
@@ -47,9 +51,9 @@ def _told(answer: Check | Finding) -> str:
     return " | ".join(
         [
             f"{answer.outcome} {answer.code}",
-            answer.reason,
+            _SIGNED_ZERO.sub(r"\1", answer.reason),
             *_number(answer.measurement),
-            *([f"limit {limit:.6g}"] if limit is not None else []),
+            *([f"limit {_plain(limit)}"] if limit is not None else []),
             *(f"{name} {value}" for name, value in parts.items() if value),
         ]
     )
@@ -58,10 +62,9 @@ def _told(answer: Check | Finding) -> str:
 def _number(one: Measurement | None) -> list[str]:
     if one is None:
         return []
-    plain = one.value if isinstance(one.value, str | bool) else f"{one.value:.6g}"
     told = {"sd": one.stdev, "in": one.interval, "steps": one.window, "note": one.note}
     return [
-        f"{one.name} {plain} {one.unit} n={one.n} of {one.where}",
+        f"{one.name} {_plain(one.value)} {one.unit} n={one.n} of {one.where}",
         *(f"{name} {_plain(value)}" for name, value in told.items() if value),
     ]
 
@@ -69,4 +72,6 @@ def _number(one: Measurement | None) -> list[str]:
 def _plain(value: object) -> str:
     if isinstance(value, tuple):
         return " to ".join(map(_plain, value))
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:.5g}" if abs(value) > _ROUNDING else "0"
+    return str(value)
