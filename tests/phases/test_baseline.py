@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from itertools import cycle, islice
@@ -94,6 +95,16 @@ def test_of_several_launches_the_number_nearest_to_its_limit_is_shown_with_the_l
     check = says(answers.row("baseline", "memory_headroom", fuller), "PASS ok")
     assert (check.measurement.value, check.comparator.value, check.limit) == (50.0, ">", 20.0)
     assert check.reason.startswith("5 launches: run2:") and check.limit_source
+
+
+def test_of_a_gpu_the_fullest_moment_counts_wherever_it_is() -> None:
+    def once(made: LaunchEvidence) -> LaunchEvidence:
+        samples = machine_files.gpu_samples(2, used_mib=8_192.0)
+        samples.loc[[3, 5], "memory_used_mib"] = (math.nan, 40_960.0)
+        return spoil.parts(gpu_samples=samples)(made)
+
+    check = answers.row("baseline", "memory_headroom", once)
+    assert (check.outcome, check.measurement.value) == ("PASS", 50.0)
 
 
 def test_the_table_shows_the_documented_statistic_beside_ours() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,3 +98,13 @@ def test_each_gpu_has_the_same_batch_on_both_sides() -> None:
     for name in ("h200x1", "cpu"):
         plan = PHASES["single_gpu"].plan(builder.context(name))
         assert not [launch.name for launch in plan if "share" in launch.name]
+
+
+def test_a_launch_of_one_gpu_trains_the_config_of_one_and_every_other_that_of_several() -> None:
+    where = builder.context("a100x2_pcie4")
+    profile = where.profile.model_copy(update={"config_single": "m7c_125m_1gpu.yaml"})
+    for phase in ("baseline", "long_run", "single_gpu"):
+        for launch in PHASES[phase].plan(replace(where, profile=profile)):
+            single = launch.argv[0] != "torchrun"
+            named = profile.config_single if single else profile.config
+            assert launch.config == f"configs/{named}", launch.id
