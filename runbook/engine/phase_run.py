@@ -46,7 +46,7 @@ class RunState(RunInFolder):
 
     journal: Journal
     observer: Observer
-    stop: StopRequest = field(default_factory=StopRequest)
+    stop: StopRequest
     finished_launches: dict[tuple[str, str], LaunchResult] = field(default_factory=dict)
     blocked: LaunchResult | None = None
 

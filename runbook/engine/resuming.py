@@ -78,8 +78,13 @@ def resume_run(
         told = so_far(journal.events)
         keep_aside(run_root, journal, setup.phases)
         keep_configs(setup, run_root)
-        state = RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
-        state.stop = stop or state.stop
+        state = RunState(
+            setup=setup,
+            run_root=run_root,
+            journal=journal,
+            observer=observer,
+            stop=stop or StopRequest(),
+        )
         state.finished_launches = _finished_launches(told)
         _restore(state, told.finished)
         journal.append("run_resumed", sync=True)

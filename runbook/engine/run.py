@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-import threading
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from runbook import __version__
@@ -40,7 +39,7 @@ from runbook.folder.manifest import (
 )
 from runbook.launch.command import keep_config, remove_checkouts
 from runbook.launch.launcher_api import launcher
-from runbook.launch.observer import Observer, StopRequest, stop_on_signals
+from runbook.launch.observer import Observer, StopRequest
 from runbook.machine import git
 from runbook.machine.identity import identity, package_folders
 from runbook.records import PhaseRecord, RunRecord, Verdict
@@ -85,11 +84,11 @@ def create_run_folder(out: Path) -> Path:
 def run_setup(setup: Setup, *, observer: Observer, stop: StopRequest | None = None) -> RunRecord:
     """Run every phase that was asked for and return the record, which also lies in `run.json`.
 
-    A launch or a phase that fails becomes rows, and the run goes on. On SIGINT or SIGTERM
-    everything that was started is ended, the rest becomes INCOMPLETE rows, and the reports are
-    written; `resume_run` goes on from there. If the disk refuses, the record is returned with that
-    reason and is never GO. `stop` is whom signals go to before the folder is there. Raises
-    `UsageError` before anything is created if the run's folder cannot be made.
+    A launch or a phase that fails becomes rows, and the run goes on. Once `stop` is
+    asked for, to which its owner routes signals, everything that was started is ended, the rest
+    becomes INCOMPLETE rows, and the reports are written; `resume_run` goes on from there. If the
+    disk refuses, the record is returned with that reason and is never GO. Raises `UsageError`
+    before anything is created if the run's folder cannot be made.
     """
     run_root = create_run_folder(Path(setup.options.out))
     keep_configs(setup, run_root)
@@ -104,8 +103,13 @@ def run_setup(setup: Setup, *, observer: Observer, stop: StopRequest | None = No
         )
         # From here on it is found by its name, and goes on, wherever it is cut off.
         write_record(run_root, derive_record(journal.events))
-        state = RunState(setup=setup, run_root=run_root, journal=journal, observer=observer)
-        state.stop = stop or state.stop
+        state = RunState(
+            setup=setup,
+            run_root=run_root,
+            journal=journal,
+            observer=observer,
+            stop=stop or StopRequest(),
+        )
         return go_on(state)
 
 
@@ -134,18 +138,14 @@ def go_on(state: RunState) -> RunRecord:
         pace=pace_of_the_go(state.setup),
     )
     state.observer.run_started(state.run_root.name, str(state.run_root), names)
-    # Python delivers signals to the main thread only; the owner of another has to deal with them.
-    main = threading.current_thread() is threading.main_thread()
-    signals = stop_on_signals(state.stop) if main else nullcontext()
-    with signals:
+    try:
         try:
-            try:
-                _run_phases(state)
-            finally:
-                remove_checkouts(state.run_root)
-            return _finish(state)
-        except OSError as error:
-            return _not_written(state, error)
+            _run_phases(state)
+        finally:
+            remove_checkouts(state.run_root)
+        return _finish(state)
+    except OSError as error:
+        return _not_written(state, error)
 
 
 def _run_phases(state: RunState) -> None:

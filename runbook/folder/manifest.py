@@ -323,17 +323,15 @@ def earlier_runs(out: Path, left_out: dict[str, str], *, before: str = "") -> It
 
     Of the others that were GO `left_out` says that they were renamed, but for a copy.
     """
-    for folder in run_folders(out):
+    folders: list[Path] = []
+    for folder in reversed(run_folders(out)):
+        if RUN_ID.fullmatch(folder.name):
+            folders += [folder] if not before or folder.name < before else []
+            continue
         with suppress(RunbookError, OSError):
-            record = None if RUN_ID.fullmatch(folder.name) else go_record(folder)
+            record = go_record(folder)
             if record and not (out / record.run_id).exists():
                 left_out[folder.name] = renamed(folder, record)
-    folders = [
-        folder
-        for folder in reversed(run_folders(out))
-        if RUN_ID.fullmatch(folder.name)
-        if not before or folder.name < before
-    ]
     for folder in folders[:_MOST_LOOKED_AT]:
         if folder.is_symlink():
             left_out[folder.name] = "is a link, and a run lies in its own folder: move it here"

@@ -191,7 +191,7 @@ class Check(Record):
         return self
 
 
-class Answer(Protocol):
+class Answered(Protocol):
     """A check, or what will become one."""
 
     @property
@@ -201,7 +201,7 @@ class Answer(Protocol):
     def code(self) -> Reason: ...
 
 
-def satisfies(check: Answer) -> bool:
+def satisfies(check: Answered) -> bool:
     """Does the check give what a profile requires?
 
     PASS does. So does SKIPPED for want of an accepted run to compare with, which the first run on

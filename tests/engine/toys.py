@@ -20,7 +20,7 @@ from runbook.config.setup import RunOptions, Setup
 from runbook.engine.resuming import resume_run
 from runbook.engine.run import run_setup
 from runbook.engine.verify import Verification, verify_run
-from runbook.launch.observer import Observer
+from runbook.launch.observer import Observer, StopRequest, stop_on_signals
 from runbook.records import ArmSchedule, Launch, LaunchStatus, Outcome, Reason, RunRecord, Table
 from runbook.records.evidence import PhaseEvidence, TrainingLog
 from runbook.stats.throughput import effective, last_window
@@ -115,7 +115,9 @@ def run(
     out: Path, *phases: Phase, observer: Observer | None = None, **changed: Any
 ) -> tuple[RunRecord, Path]:
     """Run the phases; the record and the run's folder. `changed` are options."""
-    record = run_setup(setup(out, *phases, **changed), observer=observer or Observer())
+    asked = setup(out, *phases, **changed)
+    with stop_on_signals(StopRequest()) as stop:
+        record = run_setup(asked, observer=observer or Observer(), stop=stop)
     return record, out / record.run_id
 
 
@@ -127,8 +129,8 @@ def resume(folder: Path, *phases: Phase, **how: Any) -> RunRecord:
         asked = (phase for phase in phases if phase.name in names)
         return setup(folder.parent, *asked, whole=phases)
 
-    with setups_by(make):
-        return resume_run(folder, **{"observer": Observer()} | how)
+    with setups_by(make), stop_on_signals(StopRequest()) as stop:
+        return resume_run(folder, **{"observer": Observer(), "stop": stop} | how)
 
 
 @contextmanager
